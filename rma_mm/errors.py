@@ -34,7 +34,7 @@ def quoted(value: object) -> str:
 
 
 def display_path(path: str | os.PathLike[str]) -> str:
-    """Return a file's path, which its user has to find again: whole, unless it is longer than any that is typed.
+    """Return a file's path for a message: in full, unless it is longer than any path that a user types.
 
     >>> display_path("x" * 400) == "x" * 400, " … " in display_path("x" * 401)
     (True, True)
@@ -98,7 +98,7 @@ class WindowError(RmaError, ValueError):
 
 
 class AbsentError(WindowError):
-    """A flavour of windows that cannot be had here; the message says why, and what would change that."""
+    """A flavour of windows that is unavailable here; the message says why, and how to change that."""
 
 
 class MemoryLimitError(RmaError, MemoryError, ValueError):

@@ -49,14 +49,14 @@ class Flavour:
 
     @cached_property
     def kin(self) -> tuple[Flavour, ...]:
-        """Itself and those whose figures stand in for its own, the nearest first."""
+        """Return this flavour and those whose figures can replace its own, the nearest first."""
         if self.like is not None:
             return (self, *self.like.kin)
         return (self,) if self == DEFAULT else (self, DEFAULT)
 
     @property
     def all_for_arrays(self) -> list[Flavour]:
-        """The flavours that can expose callers' arrays beside it: itself where it can, else all that do.
+        """Return the flavours that can expose callers' arrays beside this one: itself if it can, else all that do.
 
         Those whose transfers wait for no busy owner are first.
         """
@@ -70,7 +70,7 @@ class Flavour:
 
     @property
     def summary(self) -> str:
-        """A line for people: whose it is, and what it can do."""
+        """Return a line for people: the library and the abilities of the flavour."""
         memory = "the caller's own arrays, in place" if self.takes_arrays else "memory of its own"
         if self.loads_on_node:
             memory = "memory that ranks of a node load in place"

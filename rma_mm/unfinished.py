@@ -128,7 +128,7 @@ class Unfinished:
                 os.truncate(self.descriptor, size)
 
     def publish(self) -> None:
-        """Give it its final name, and the mode of what it replaces. Raises FileFormatError.
+        """Rename the file to its final name, with the mode of the file it replaces. Raises FileFormatError.
 
         A folder replaces one that was there when it was begun; one that was made since is an error.
         """
@@ -146,7 +146,7 @@ class Unfinished:
         self._close()
 
     def _publish_folder(self) -> None:
-        """Rename it, once what it replaces is out of the way, and remove that. Raises OSError."""
+        """Rename the folder after moving the replaced one away, and remove that. Raises OSError."""
         descriptor = os.open(self.content, FOLDER)
         try:
             self._set_mode(descriptor, 0o777)
@@ -163,7 +163,7 @@ class Unfinished:
             remove(self.temporary)
 
     def _set_mode(self, descriptor: int, usual: int) -> None:
-        """That of what is to be replaced, and its owner and group; of something new what the umask leaves."""
+        """Set the mode, owner and group of the replaced file; for a new one, the umask's mode."""
         try:
             old = os.stat(self.path)
         except FileNotFoundError:
@@ -179,7 +179,7 @@ class Unfinished:
         os.fchmod(descriptor, mode)
 
     def discard(self) -> None:
-        """Remove what was written; nothing happens where it is gone or has its final name."""
+        """Remove the unfinished file; do nothing if it is gone or has its final name."""
         if self.descriptor >= 0:
             with suppress(OSError):
                 remove(self.temporary)
@@ -236,7 +236,7 @@ def temporary_name(final: str, token: str) -> str:
 
 
 def remove_left_behind(final: str) -> None:
-    """Remove what processes that have ended left of `final`: this user's files and folders that no process holds."""
+    """Remove unfinished files of `final` that ended processes of this user left."""
     if os.path.lexists(final + JOURNAL):  # it is to be gone on with
         return
     directory, pattern = os.path.split(temporary_name(final, "*"))
@@ -333,7 +333,7 @@ def sync_folders(path: str) -> None:
 
 
 def sync(path: str) -> None:
-    """Have what a file holds, or the names in a folder, on the disk. Raises OSError."""
+    """Sync a file's content, or the names in a folder, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

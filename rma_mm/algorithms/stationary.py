@@ -77,7 +77,7 @@ TRIANGLES = Algorithm(
 
 
 def _shares_of_k(problem: PlacedProblem) -> Layout:
-    """Even shares; of files no two ranks read what these keep together."""
+    """Return even shares of k in which no two ranks read the same chunk of a file."""
     axes, together = problem.mesh.names, problem.chunk_multiple(2)
     share = -(-problem.shape[2] // (together * problem.mesh.size)) * together
     level = Level(axes, "cyclic", (share,)) if together > 1 else Level(axes)

@@ -182,7 +182,7 @@ def check_plot(path: str | None) -> None:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """`argv` with values tied to their flags: argparse takes -1-2j for a flag, and a file for what --explain names."""
+    """Return `argv` with values joined to their flags: argparse would take -1-2j for a flag."""
     words: list[str] = []
     for word in argv:
         if words and words[-1] in SCALARS and word.startswith("-") and _is_number(word):
@@ -365,7 +365,7 @@ def dtype(text: str) -> str:
 
 
 def _scalar(text: str) -> complex:
-    """Return an int, float or complex: whatever holds the number exactly."""
+    """Return the number as int, float or complex, whichever holds it exactly."""
     for kind in (int, float, complex):
         try:
             number: complex = kind(text)

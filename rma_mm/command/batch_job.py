@@ -146,7 +146,7 @@ class BatchJob:
         return [float(second) for second in slowest]
 
     def _is_right(self, a: DistArray, b: DistArray, c: DistArray) -> bool:
-        """True if C times vectors of 1 and −1 is A times (B times them), within what is rounded. Collective."""
+        """True if C · x equals A · (B · x), within rounding, for random x of 1 and −1. Collective."""
         o, dtype = self.options, c.dtype
         signs = np.random.default_rng(o.seed).integers(0, 2, (c.shape[-1], 4))
         x = (signs if dtype.kind in "bu" else 2 * signs - 1).astype(dtype)
@@ -177,7 +177,7 @@ class BatchJob:
         ).to_numpy()
 
     def _report(self, plan: BatchPlan, seconds: list[float], verdict: bool | None) -> None:
-        """Print what came out, and write it. Raises FileFormatError on every rank."""
+        """Print and write the report. Raises FileFormatError on every rank."""
         o, comm = self.options, plan.mesh.comm
         words = sum(comm.allgather(plan.words.words_intra + plan.words.words_inter))
         batch = plan.choice.request.batch

@@ -185,7 +185,7 @@ def shown() -> Iterator[str]:
 
 
 def forgotten() -> str:
-    """Delete what is kept. Returns what to say. Raises FileFormatError."""
+    """Delete the stored figures, and say so. Returns what to say. Raises FileFormatError."""
     try:
         count = cache.forget()
     except OSError as error:

@@ -77,7 +77,7 @@ class Check:
         return replace(epilogue, bias=reread_bias(self.comm, o.bias, epilogue.bias, o.dtype, o.format))
 
     def _c(self) -> MatrixView | Verdict:
-        """Return the result: the file where there is one, once it holds what was computed, bit by bit."""
+        """Return the matrix to check: the written file, after comparing it bit by bit, or C."""
         c = self.matrices["C"]
         assert c is not None
         if self.output is None:

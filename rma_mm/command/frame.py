@@ -67,7 +67,7 @@ class Frame:
             return FAILED if self.has_begun else REFUSED
 
     def _agreed(self, words: Sequence[str]) -> AbstractContextManager[Any]:
-        """Around parsing: no rank is to be alone with what it makes of the words."""
+        """Run a block so that all ranks learn of its errors."""
         if self.comm is None:
             return nullcontext()
         from rma_mm.runtime.ranks.agreement import agreed
@@ -85,7 +85,7 @@ class Frame:
                 self.complain(f"standard output: {self.unsaid}")
 
     def complain(self, message: str) -> None:
-        """Say on rank 0's standard error what is wrong, in at most six lines."""
+        """Print an error on rank 0's standard error, in at most six lines."""
         if self.is_first:
             with suppress(OSError):
                 _put(sys.stderr, in_lines(f"rma_mm: {message}"))

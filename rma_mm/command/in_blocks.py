@@ -56,7 +56,7 @@ class InBlocks:
         self.written = 0.0  # seconds that this rank took to write
 
     def run(self) -> int:
-        """Multiply what is not done yet, and give the result its name. Raises RmaError on every rank."""
+        """Multiply the remaining blocks and give the result its final name. Raises RmaError on every rank."""
         o = self.options
         for name in UNUSED + ("repeat",) * (o.repeat > 1) + ("symmetric",) * (o.beta != 0):  # the same on every rank
             if getattr(o, name):
@@ -242,7 +242,7 @@ class InBlocks:
     # -- after ------------------------------------------------------------------------------------
 
     def _verdict(self, product: BlockedProduct, output: Output) -> Verdict:
-        """True if the file holds the product, by what the files hold, which is read piece by piece."""
+        """True if the written file is the product of the input files, which are read again piece by piece."""
         o, files, failures = self.options, self.job.files, list[Exception]()
         given = self._operands()
         epilogue = given.options.epilogue
@@ -271,7 +271,7 @@ class InBlocks:
         self.job.frame.interruption.unfinished = self.job.frame.interruption.losing = ""
 
     def _forget(self) -> None:
-        """Nothing is to be gone on with."""
+        """Remove the unfinished output and its journal."""
         if self.journal is not None:
             self.journal.remove()
 

@@ -197,7 +197,7 @@ class Job:
         return self._plan_of(mesh, operands | staying, shape)
 
     def _plan_of(self, mesh: Mesh, operands: Mapping[str, Any], shape: tuple[int, int, int]) -> Plan:
-        """Return the plan for operands that are to be made, or stay in their files."""
+        """Return the plan for operands that will be generated or loaded, or stay in their files."""
         m, n, _ = shape
         layout = self._layout("C", mesh, (m, n))
         stay = all(isinstance(x, Opened) for x in operands.values())  # then it is found out whether they are the same
@@ -207,7 +207,7 @@ class Job:
         )
 
     def how_to_multiply(self) -> dict[str, Any]:
-        """Return the options of `make_plan` except for the placement of C, and what is known of it. Collective."""
+        """Return the options of `make_plan`, without C's placement. Collective."""
         o = self.options
         names = (
             "alpha", "beta", "transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "algorithm", "prefer",
@@ -338,7 +338,7 @@ class Job:
         return [float(second) for second in slowest]
 
     def _write(self, c: DistMatrix) -> None:
-        """Write the result beside its final name. Raises FileFormatError on every rank."""
+        """Write the result under a temporary name. Raises FileFormatError on every rank."""
         if self.output is None:
             return
         with self.output.removed_by_errors():
@@ -361,7 +361,7 @@ class Job:
         self.frame.interruption.unfinished = self.frame.interruption.losing = ""
 
     def report(self, facts: Facts, is_right: bool, mesh: Mesh) -> None:
-        """Write what came out, on rank 0, and print it where that is right. Raises FileFormatError on every rank."""
+        """Write the report on rank 0, and print it if the result is right. Raises FileFormatError on every rank."""
         o = self.options
         records = gathered(self.trace, mesh.comm) if self.trace else []
         if is_right and not o.quiet and "-" not in (o.json, o.trace):

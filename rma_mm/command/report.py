@@ -244,7 +244,7 @@ def check_report(flag: str, path: str | None) -> None:
 def write_json(
     frame: Frame, flag: str, path: str | None, document: dict[str, Any], indent: int | None = 1
 ) -> None:
-    """Write what a flag asked for as JSON, whole or not at all. Raises FileFormatError. On one rank."""
+    """Write the facts of a flag as JSON, completely or not at all. Raises FileFormatError. On one rank."""
     if path is None:
         return
     text = json.dumps(document, indent=indent, allow_nan=False)

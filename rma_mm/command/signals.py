@@ -66,13 +66,13 @@ class Interruption:
             self._watching.start()
 
     def when_lost(self) -> str:
-        """Clean up before the job ends because a host is gone; says what the user will miss."""
+        """Clean up before the job ends because a host is gone; report what will be missing."""
         missing = f"{self.losing} was not written" if self.losing else ""
         self.clean()
         return missing
 
     def clean(self) -> None:
-        """Remove what a process leaves behind that does not end through MPI_Finalize."""
+        """Remove the files and segments of a process that does not reach MPI_Finalize."""
         for name in {self.unfinished, *tuple(HELD)} - {""}:
             with suppress(OSError):
                 remove(name)
@@ -128,7 +128,7 @@ class Interruption:
 
 
 def stray_segments() -> list[str]:
-    """This user's segments of MPI libraries that no process seen from here maps: those of jobs that were killed."""
+    """Return this user's MPI segments that no visible process maps: those of killed jobs."""
     mapped = {name for process in Path("/proc").glob("[0-9]*") for name in mapped_segments(process.name)}
     found = []
     for name in glob.glob(SEGMENTS + "*"):

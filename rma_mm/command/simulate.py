@@ -117,7 +117,7 @@ def text(options: SimulateOptions) -> str:
 
 
 def run(options: SimulateOptions, frame: Frame) -> int:
-    """Print the table, and write what else was asked for. Raises RmaError."""
+    """Print the table, and write the requested files. Raises RmaError."""
     found = [prices(question) for question in questions(options)]
     first = found[-1][0].question
     shape = "x".join(map(str, options.shape or ()))

@@ -20,7 +20,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Nest:
-    """Loops around a statement, outermost first, and what ties them to its indices."""
+    """Loops around a statement, outermost first, and the relations that tie them to its indices."""
 
     statement: str
     loops: tuple[Loop, ...]

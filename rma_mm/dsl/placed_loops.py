@@ -15,7 +15,7 @@ from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, PlacedProblem, Wanted
 
 @dataclass(frozen=True)
 class PlacedLoops:
-    """The placements of op(A), op(B) and C, and what they are brought to before the product."""
+    """The placements of op(A), op(B) and C, and those that operands are staged to before the product."""
 
     notations: tuple[str, str, str]  # of A, B and C, as they lie
     transposed: str  # those of A and B that lie transposed
@@ -72,7 +72,7 @@ class PlacedLoops:
             return str(error)
 
     def also_accepts(self, mesh: MeshShape) -> dict[str, Layout]:
-        """A and B where they are brought to, or one copy of what is replicated at coordinate 0; all copies of C."""
+        """Return placements accepted too: staged A and B, a single copy at coordinate 0, all copies of C."""
         found = {"C": self.placed("C", mesh)}
         for x in "AB":
             placed, brought = self.placed(x, mesh), self.staged_layout(x, mesh)

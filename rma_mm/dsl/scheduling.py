@@ -278,7 +278,7 @@ class Loops:
 
     @property
     def options(self) -> dict[str, bool]:
-        """Return the options that `matmul` needs beside the algorithm: which operands in `operands` lie transposed."""
+        """Return options of `matmul` besides the algorithm: which of `operands` lie transposed."""
         return self.statement.options
 
     @property
@@ -327,7 +327,7 @@ class Loops:
         return replace(algorithm, form=one_sided(algorithm)) if algorithm.grouped else algorithm
 
     def row(self, name: str, source: str = "", summary: str = "") -> Algorithm:
-        """Return `algorithm`, whose earlier name this is."""
+        """Return `algorithm(name, …)`; this is its earlier name."""
         warnings.warn("row is now called algorithm", DeprecationWarning, stacklevel=2)
         return self.algorithm(name, source, summary)
 

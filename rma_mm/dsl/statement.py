@@ -135,7 +135,7 @@ class _Reader(Reader):
         return Access(name, *indices)
 
     def check(self, result: Access, *factors: Access) -> None:
-        """Refuse what is not a sum over the one index that both factors share."""
+        """Refuse anything but a sum over the one index that both factors share."""
         taken = [{each.rows, each.cols} for each in factors]
         for index in (result.rows, result.cols):
             if not any(index in each for each in taken):

@@ -81,7 +81,7 @@ def result_of(name: str, operands: list[np.dtype[Any] | Constant]) -> np.dtype[A
 
 @dataclass(frozen=True)
 class Pointwise:
-    """Operations in order, each on operands and on what operations before it gave; equal where it says the same.
+    """Element-wise operations in order, each on operands and on earlier results; equal values mean equal work.
 
     Shapes broadcast as NumPy's do. Halves are widened first, and what comes of it is rounded once.
     """

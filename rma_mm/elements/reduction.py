@@ -31,8 +31,7 @@ class Reduction:
     types: Types = frozenset()
     """The element types for which MPI does the same. Of floats MPI's MIN and MAX are not NumPy's: what comes of NaN
     is each library's own affair, and mostly wrong."""
-    order: int = 0
-    """−1 if it picks the least of its operands, 1 if it picks the greatest, 0 if it does neither."""
+    order: int = 0  # −1 if it picks the least of its operands, 1 if it picks the greatest, 0 if it does neither
     rounds: bool = False  # true if floats come out otherwise in another order
 
     def added_as(self, dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -68,7 +68,7 @@ class Semiring:
 
     @property
     def in_any_order(self) -> bool:
-        """True if a sum has the same bits in whatever order it is formed."""
+        """True if a sum has the same bits in any order."""
         return not (self.reduction.rounds and set("fc") & set(self.kinds))
 
     def identity(self, dtype: np.dtype[Any]) -> Any:
@@ -151,7 +151,7 @@ def register_semiring(
 
 
 def _of_mpi(add: np.ufunc) -> Reduction:
-    """MPI's reduction that does what a ufunc does. Raises OptionError."""
+    """Return MPI's reduction that equals a ufunc. Raises OptionError."""
     for reduction in REDUCTIONS.values():
         if reduction.add is add:
             return reduction
@@ -200,7 +200,7 @@ def find_semiring(name: object) -> Semiring:
 
 
 def check_semiring(semiring: Semiring, dtype: np.dtype[Any], alpha: Any, beta: Any, conjugates: bool) -> None:
-    """Refuse what a semiring does not have for a result of type `dtype`: scalars, conjugates, an order.
+    """Refuse scalars, conjugates and orders that a semiring does not have for results of type `dtype`.
 
     Raises: DtypeError, OptionError.
     """
@@ -218,7 +218,7 @@ def check_semiring(semiring: Semiring, dtype: np.dtype[Any], alpha: Any, beta: A
 
 
 def _misfit(semiring: Semiring, dtype: np.dtype[Any]) -> str:
-    """Why a semiring is not for a result of this type, and what would be."""
+    """Return why a semiring does not work for results of this type, with advice."""
     name = semiring.name
     if semiring.kinds == "b":
         return (

@@ -52,7 +52,7 @@ class Layout:
         return tuple(axis for split in self.splits for level in split for axis in level.axes)
 
     def outline(self, mesh: MeshShape, by_column: bool = False) -> tuple[object, ...]:
-        """Which axes cut, shift, pin and sum what: the placement except for where its cuts are.
+        """Return the placement without the positions of its cuts: the axes that cut, shift, pin and sum.
 
         by_column: it may also be in another place in each column of ranks.
         """
@@ -200,7 +200,7 @@ class Layout:
 
     @property
     def transposed(self) -> Layout:
-        """The placement of a matrix whose transpose lies on the same grid: blocks as here, over each other's axes.
+        """Return the placement of the transposed matrix on the same grid: equal blocks over each other's axes.
 
         >>> print(Layout(((Level(("i",), "cyclic", (2,)),), (Level(("j",), "cyclic", (3,)),))).transposed)
         P('j:cyclic(2)', 'i:cyclic(3)')
@@ -212,7 +212,7 @@ class Layout:
         ))
 
     def split_replicas(self, mesh: MeshShape) -> Layout:
-        """This placement with replicas sharing out what they hold: replicated axes cut one dimension further.
+        """Return this placement with replicas dividing their elements: replicated axes cut one dimension further.
 
         It is the rows, or the columns where the rows are skewed. The part that a rank holds is within what it holds
         here, and dense there.

@@ -68,7 +68,7 @@ class Span:
 
     @staticmethod
     def folded(spans: Sequence[Span], extents: Sequence[int]) -> Span:
-        """Return the indices of a dimension that is several in one, the last of them fastest, whose own lie in `spans`.
+        """Return the indices of a folded dimension (the last part varies fastest) whose parts lie in `spans`.
 
         >>> Span.folded([Span.range(1, 3), Span.range(0, 2)], (3, 4))
         Span(4:6, 8:10)

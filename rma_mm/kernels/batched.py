@@ -83,7 +83,7 @@ def scratch_bytes(
 
 
 def _flat(x: Array) -> Array | None:
-    """`x` as a matrix whose rows are those of its matrices one behind the other; None if it does not lie so."""
+    """Return `x` as one matrix of all its matrices' rows, or None if its memory does not allow that."""
     dims = [(extent, step) for extent, step in zip(x.shape[:-1], x.strides[:-1], strict=True) if extent != 1]
     lies_so = all(step == below * inner for (_, step), (inner, below) in pairwise(dims))
     if not lies_so:

@@ -29,7 +29,7 @@ BINDERS = (KERNELS, SEMIRING_KERNELS)
 def bound(
     problem: LocalOperands, name: str, sure: bool, by: tuple[dict[str, Binder], dict[str, Binder]] = BINDERS
 ) -> Product:
-    """Return the product by kernel `name`, or by numpy where Numba turns out broken and nobody insisted on it."""
+    """Return the product by kernel `name`; if Numba turns out broken and was not requested, use numpy."""
     binders = by[0] if problem.semiring.is_arithmetic else by[1]
     try:
         return binders[name](problem)

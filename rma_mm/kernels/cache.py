@@ -43,7 +43,7 @@ def folder_of(name: str) -> Path | None:
 
 
 def refusal() -> str:
-    """Why the cache is not used though it is there, in a sentence with the remedy; empty if nothing is wrong."""
+    """Return why an existing cache is not used, with the remedy; empty if nothing is wrong."""
     try:
         home = _home()
         why = next(filter(None, map(why_not, (home, home / "machines", home / f"kernels-{_sources()}"))), "")

@@ -25,7 +25,7 @@ OPTIONS = {"nopython": True, "error_model": "numpy"}  # options of Numba for eve
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]
-    """Tells Numba's cache our folder, whose name changes with the sources."""
+    """Locator that gives Numba's cache our folder, whose name changes with the sources."""
 
     def get_cache_path(self) -> str:
         return str(cache_folder())
@@ -98,7 +98,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 
 def compiled(function: Callable[..., None], kinds: tuple[Any, ...], arguments: tuple[Any, ...]) -> Callable[..., None]:
-    """`function` compiled for arguments of Numba's types `kinds`, callable with those of ctypes' types `arguments`.
+    """Return `function` compiled for Numba's types `kinds`, callable with ctypes' types `arguments`.
 
     Calling it does not hold the GIL. Taken from the cache where a process of this machine has compiled it before.
     """

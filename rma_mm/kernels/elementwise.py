@@ -18,7 +18,7 @@ STEP_BYTES = 64 << 10  # bytes of an array that one NumPy pass covers before the
 
 
 def scale(c: NDArray[Any], beta: Any) -> None:
-    """Multiply `c` in place by `beta`; beta = 0 fills with zeros whatever `c` held, NaN included.
+    """Multiply `c` in place by `beta`; beta = 0 fills `c` with zeros, NaN included.
 
     Raises: DtypeError if `beta` has no value in the type of `c`.
     """
@@ -77,10 +77,7 @@ def _cuts(extent: int, count: int) -> list[slice]:
 
 
 def check_cast(src: np.dtype[Any], dst: np.dtype[Any], src_name: str, dst_name: str) -> None:
-    """Refuse a cast down the ladder bool, integer, real, complex.
-
-    Raises: DtypeError naming both types.
-    """
+    """Refuse a cast down the ladder bool, integer, real, complex. Raises: DtypeError naming both types."""
     if rank(check_dtype(src, f"{src_name}'s dtype")) > rank(check_dtype(dst, f"{dst_name}'s dtype")):
         raise DtypeError(
             f"{src_name} is {src.name} and {dst_name} is {dst.name}: values go up the ladder bool, integer, real, "

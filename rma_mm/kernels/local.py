@@ -104,7 +104,7 @@ def _closing(epilogue: Epilogue, out: NDArray[Any], summed: np.dtype[Any], kerne
 def bound_or_scaled(
     problem: LocalOperands, name: str, sure: bool, by: tuple[dict[str, Binder], dict[str, Binder]] = BINDERS
 ) -> Product:
-    """Return the product, or the scaling that is left of it where nothing is multiplied. The rest is as of `bound`."""
+    """Return the product, or only the scaling of c if nothing is multiplied. The rest is as of `bound`."""
     m, n, k = problem.sizes
     c, semiring = problem.c, problem.semiring
     if m and n and k and problem.alpha != 0:

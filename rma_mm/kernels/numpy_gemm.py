@@ -80,7 +80,7 @@ def _sum_tile(problem: LocalOperands, at: tuple[slice, slice], terms: NDArray[An
 
 
 def _add_terms(semiring: Semiring, a: NDArray[Any], b: NDArray[Any], total: NDArray[Any], terms: NDArray[Any]) -> None:
-    """Add to `total`, of shape (m, n), what some of k give: a is (k, m), b is (k, n), and `terms` has room for them."""
+    """Add the products of some k to `total` (m, n): a is (k, m), b is (k, n), and `terms` is scratch for them."""
     left, right = (x.astype(terms.dtype, copy=False) for x in (a, b))
     made = terms[: len(a), : total.size].reshape(-1, *total.shape)
     semiring.multiply(left[:, :, None], right[:, None, :], out=made)

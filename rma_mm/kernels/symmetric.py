@@ -44,7 +44,7 @@ def _part(problem: LocalOperands, rows: slice, cols: slice) -> LocalOperands:
 
 
 def bind_syrk(problem: LocalOperands) -> Product | None:
-    """Return one call of BLAS for a matrix times its own transpose; None for others, and for what it does not take."""
+    """Return one call of BLAS for a matrix times its own transpose; None if BLAS cannot do it."""
     lib, a, b, c = library(), problem.a, problem.b, problem.c
     is_own = (a.ctypes.data, a.shape, a.strides, a.dtype) == (b.ctypes.data, b.T.shape, b.T.strides, b.dtype)
     if lib is None or not is_own or a.dtype != c.dtype or c.dtype not in BLAS_TYPES or 0 in (*a.shape, problem.alpha):

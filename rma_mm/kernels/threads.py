@@ -14,7 +14,7 @@ from rma_mm.kernels.blas import library
 
 
 def threads_per_rank(ranks_beside: int, explicit: int | None = None) -> int:
-    """Threads for one rank: `explicit`, else what the environment asks for, else an equal share of the cores.
+    """Return the threads of one rank: `explicit`, else the environment's, else an equal share of the cores.
 
     The environment is OPENBLAS_NUM_THREADS, then OMP_NUM_THREADS, as OpenBLAS reads them; the cores are those
     this process may run on. Raises: ValueError unless `explicit` is positive.

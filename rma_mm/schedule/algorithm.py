@@ -138,7 +138,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Cut:
-    """One cut of the walked dimension, or of what earlier ones left of it: where owners change, if nothing else."""
+    """One cut of the walked dimension, or of the pieces of earlier cuts: by default at changes of owner."""
 
     parts: int | str = 0
     """Into so many even parts, fewer where there are not as many indices; or as many as the mesh has ranks along an

@@ -71,7 +71,7 @@ class _Arrival:
 
 
 class _Rank:
-    """One virtual rank: what is left to do, scratch memory, and transfers under way."""
+    """One virtual rank: its remaining operations, scratch memory, and transfers in progress."""
 
     def __init__(self, number: int, program: list[Op]) -> None:
         self.number = number
@@ -178,7 +178,7 @@ class _Machine:
         return False
 
     def can_land(self, rank: _Rank, transfer: ops.OneSidedOp | _Arrival | ops.Post) -> bool:
-        """True if a transfer can end by now: its sender has come to it; of a post, what it speaks of is over."""
+        """True if a transfer can complete now: its sender has begun it, or the awaited operations are done."""
         if not isinstance(transfer, ops.Post):
             return self.is_here(transfer)
         before = rank.pending[: rank.pending.index(transfer)]
@@ -189,7 +189,7 @@ class _Machine:
         return not isinstance(transfer, _Arrival) or len(self.letters[transfer.route]) > transfer.number
 
     def is_ready(self, rank: _Rank) -> bool:
-        """True if what the next operation of `rank` needs has been sent, or posted."""
+        """True if everything that the next operation of `rank` needs has been sent or posted."""
         op = rank.ops[-1]
         if isinstance(op, ops.Await):
             return all(self.ranks[q].posted[op.event] >= op.count for q in op.group)
@@ -198,7 +198,7 @@ class _Machine:
         return all(map(self.is_here, concerned))
 
     def complete(self, rank: _Rank, refs: tuple[Ref, ...]) -> None:
-        """Land what is under way to or from the scratch that `refs` name, before it is used again."""
+        """Complete the transfers to or from the scratch of `refs`, before it is reused."""
         names = {ref.buffer.frame for ref in refs if isinstance(ref.buffer, Slot)}
         self.land(rank, [op for op in rank.pending if _frame(op) in names])
         for letter in rank.sent:
@@ -287,7 +287,7 @@ class _Machine:
         rank.pending.append(op)
 
     def make_room(self, rank: _Rank, dst: Ref) -> None:
-        """Give a slot over to its new content, once what concerns the old one is done."""
+        """Give a slot to its new content, after the transfers of the old one are complete."""
         if isinstance(dst.buffer, Slot):
             if self.ranks[dst.rank].slots.get(dst.buffer.frame, (None, None))[0] != dst.buffer:
                 self.complete(rank, (dst,))
@@ -305,7 +305,7 @@ class _Machine:
 
     @handlers.on(ops.Broadcast, ops.Shift)
     def group_operation(self, op: ops.GroupOp, rank: _Rank) -> None:
-        """This rank's part of what a group does: letters to others, and room for theirs."""
+        """Run this rank's part of a group operation: messages to others, and places for theirs."""
         for move in op.moves(rank.number):
             route = move.source, move.to, move.ref.operand
             if move.source == rank.number and move.src:
@@ -337,7 +337,7 @@ class _Machine:
     # -- memory -----------------------------------------------------------------------------------
 
     def occupy(self, ref: Ref) -> None:
-        """Give the slot its new content's shape; what it held is gone."""
+        """Give the slot its new content's shape; its old content is lost."""
         rank, slot = self.ranks[ref.rank], ref.buffer
         if isinstance(slot, Slot) and rank.slots.get(slot.frame, (None, None))[0] != slot:
             rank.slots[slot.frame] = (slot, np.full(slot.region.shape, np.nan))

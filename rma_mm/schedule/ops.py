@@ -17,7 +17,7 @@ from rma_mm.schedule.symmetry import FINISHED
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Scratch memory of one rank, and what it holds for the time being."""
+    """Scratch memory of one rank with its present content."""
 
     name: str
     """Its own name among all that the rank ever uses; the first letter is the operand (A, B or C), or `FINISHED`."""
@@ -327,7 +327,7 @@ class Barrier(Op):
 
 @dataclass(frozen=True, slots=True)
 class Post(Op):
-    """Count up this rank's `event`, once what it did before is over: of its Copies, those into `filled`."""
+    """Count up this rank's `event` after its earlier operations are complete; of Copies, those into `filled`."""
 
     event: str
     filled: Slot | None

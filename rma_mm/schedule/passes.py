@@ -11,7 +11,7 @@ from rma_mm.schedule.symmetry import FINISHED
 
 
 def prefetch(ops: list[Op], depth: int) -> list[Op]:
-    """Issue what brings panels `depth` of them before the first operation that reads them (`Op.ahead`).
+    """Issue transfers of panels `depth` panels before the first operation that reads them (`Op.ahead`).
 
     `ops` must hold no Barrier; a panel is a run of operations with the same step.
     """
@@ -76,7 +76,7 @@ def frames(ops: list[Op], linger: bool) -> list[Op]:
 
 
 def _framed(ops: list[Op], last: dict[Slot, int]) -> list[Op]:
-    """Linear scan: a slot takes the free frame whose size fits it best, else a new one."""
+    """Allocate frames by linear scan: a slot takes the free frame whose size fits best, else a new one."""
     free: dict[str, list[str]] = {"A": [], "B": [], "C": [], FINISHED: []}
     sizes: dict[str, int] = {}
     framed: dict[Slot, Slot] = {}

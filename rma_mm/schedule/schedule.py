@@ -17,7 +17,7 @@ STAGE = "+"  # suffix of the name of a matrix that a plan adds: an operand summe
 
 @dataclass(frozen=True)
 class Home:
-    """A matrix whose tiles live on the ranks, or that stays in a file, which every rank reads for itself."""
+    """A matrix whose tiles live on the ranks, or that stays in a file which every rank reads."""
 
     shape: tuple[int, int]
     layout: Layout

@@ -85,7 +85,7 @@ class KeptTensors:
         return matrix
 
     def find(self, tensor: Tensor, layout: Layout | None = None) -> DistMatrix | None:
-        """Return the matrix whose tile the tensor is on this rank, placed as `layout` says (None: as it is). Local."""
+        """Return the matrix of this rank's tile, placed as `layout` says (None: in any placement). Local."""
         if tensor.is_conj() or tensor.is_neg():
             return None
         address = tensor.data_ptr()
@@ -111,7 +111,7 @@ class KeptTensors:
         return matrix
 
     def _knows(self, owner: Tensor) -> bool:
-        """True if matrices are kept on this tensor's memory, and not on what it had before or on another's."""
+        """True if kept matrices lie on this tensor's present memory."""
         kept = self._owners.get(id(owner))
         return kept is not None and kept[1] == owner.untyped_storage().data_ptr() and kept[0]() is owner
 
@@ -128,7 +128,7 @@ class KeptTensors:
             self.exposed.popitem(last=False)
 
     def _forget(self, owner: int) -> None:
-        """The tensor is gone: its matrices may go, once those of all ranks have."""
+        """Release a tensor's matrices, once the tensors of all ranks are gone."""
         for name in list(self.exposed):
             if name[0] == owner:
                 self.exposed.pop(name, None)  # which may be gone by now: other tensors end at any time

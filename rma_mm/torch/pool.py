@@ -27,7 +27,7 @@ class ShownTile(np.ndarray[Any, Any]):
 
 @dataclass(eq=False)
 class ResultSlot:
-    """A matrix whose memory is used again."""
+    """A matrix whose memory is reused."""
 
     matrix: DistMatrix | None  # None if it was given away, to whoever asked which matrix a tensor lies in
     shown: weakref.ref[ShownTile] | None = None

@@ -160,7 +160,7 @@ class TorchProduct:
         return self.ones, dy
 
     def _put(self, plan: Plan, bias: torch.Tensor) -> None:
-        """Let the plan add this rank's part of the bias; where products are checked, all of it (collective then)."""
+        """Give the plan this rank's part of the bias; if products are checked, all of it (collective then)."""
         at, values = self.columns(self.mesh.rank), array_of(bias)
         plan.set_bias(values, at)
         if self.mesh.checks is not None:

@@ -268,7 +268,10 @@ class KeptProducts:
         self, asked: LinearRequest | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...],
         *found: DistMatrix | None,
     ) -> tuple[TorchProduct, DistMatrix, DistMatrix]:
-        """The same where ranks do not know it, or know others: what is not on the mesh is exposed. Collective."""
+        """Resolve tensors that ranks do not know, or know differently, and expose those outside the mesh's memory.
+
+        Collective.
+        """
         error = asked if isinstance(asked, RmaError) else _fault(tensors)
         facts: dict[str, object] = {"gradients wanted of x, w and bias": wants}
         if error is None:
@@ -292,7 +295,10 @@ class KeptProducts:
         return product, a, b
 
     def _product(self, asked: LinearRequest, tiles: list[Any], tensors: Sequence[Any]) -> TorchProduct:
-        """The product of matrices whose tiles, by rank, have such shapes. Collective. ShapeError, LayoutError."""
+        """Return the product of matrices whose tiles, by rank, have these shapes.
+
+        Collective. ShapeError, LayoutError.
+        """
         x = whole_shape("x", asked.x_layout, [shapes[0] for shapes in tiles], self.mesh.grid)
         w = whole_shape("w", asked.w_layout, [shapes[1] for shapes in tiles], self.mesh.grid)
         key = (asked, x, w, tensors[0].dtype)
@@ -314,7 +320,7 @@ class KeptProducts:
         self.tensors.pools = {name: pool for name, pool in self.tensors.pools.items() if id(pool) in used}
 
     def _check_bias(self, product: TorchProduct, shapes: list[Any]) -> None:
-        """Raises ShapeError if the biases, whose shapes are given by rank, are not each rank's columns of y."""
+        """Raise ShapeError if a rank's bias does not match its columns of y."""
         for rank, shape in enumerate(shapes):
             if shape is not None and shape != (len(product.columns(rank)),):
                 raise ShapeError(
@@ -362,7 +368,7 @@ class KeptProducts:
 
 
 def _filled(slot: ResultSlot, product: TorchProduct, dy: Tensor, seen: Tensor | None) -> DistMatrix:
-    """Return the gradient of x @ w + bias, put where it is to lie. Local."""
+    """Return the gradient of x @ w + bias in its final place. Local."""
     assert slot.matrix is not None
     into = tensor_of(slot.matrix.tile)
     if seen is None:
@@ -432,7 +438,7 @@ class _Multiply(torch.autograd.Function):
 def _differentiable(
     product: TorchProduct, dy: Tensor, tensors: Sequence[Tensor], seen: Tensor | None, wants: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Return the gradients of x, w and bias as functions of it, of them and of that of y. Collective."""
+    """Return the gradients of x, w and bias as differentiable functions of y's gradient. Collective."""
     x, w, bias = tensors
     asked, mesh = product.request, product.mesh
     assert product.y_layout is not None

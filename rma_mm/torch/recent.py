@@ -35,7 +35,6 @@ class RecentCalls:
         return found
 
     def keep(self, asked: LinearRequest, tensors: Sequence[Any], *known: Any) -> None:
-        """Remember what is known of tensors that are what they should be. Local."""
         self._calls[_name(asked, tensors)] = _Call(asked, tensors, *known)
         if len(self._calls) > REMEMBERED:
             self._calls.popitem(last=False)

@@ -44,7 +44,7 @@ class Attached:
         ] if len(far) else []  # fmt: skip
 
     def move(self) -> Callable[[], bool]:
-        """Move all of it; what says that this is over. Raises WindowError."""
+        """Move all stretches; report completion. Raises WindowError."""
         for near, far, count, total in self.parts:
             moved = self.call(self.pid, near, count, far, count, 0)
             if moved != total:

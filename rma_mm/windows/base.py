@@ -53,7 +53,7 @@ _COUNTING = Lock()  # held while a count goes up: transfers are also started by 
 
 @dataclass(slots=True)
 class Counters:
-    """Traffic that this rank caused, taken from the buffers passed; what it does to itself counts nothing."""
+    """Traffic that this rank caused, from the buffers passed; transfers to itself count nothing."""
 
     words_intra: int = 0  # elements of the memory of other ranks of this node that were read or added to
     words_inter: int = 0  # elements of the memory of ranks of other nodes that were read or added to
@@ -71,7 +71,7 @@ class Counters:
 
 
 class NotBegunError(WindowError):
-    """An accumulate, or a fetch-and-add, failed before anything of it was under way: it may be tried again."""
+    """An accumulate or a fetch-and-add failed before it had begun, so it may be retried."""
 
 
 class Transfer(Protocol):
@@ -94,7 +94,7 @@ class Transfer(Protocol):
         """Return when done, without holding a core for long."""
 
     def close(self) -> None:
-        """Free what the preparation made. Local, may be repeated, in any order with the window's close."""
+        """Free the resources of the preparation. Local, may be repeated, in any order with the window's close."""
 
 
 class Window(Protocol):
@@ -140,7 +140,7 @@ class Window(Protocol):
         """
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
-        """Add to the int64 at this byte offset of `rank`, atomically; returns what it held before.
+        """Add to the int64 at this byte offset of `rank`, atomically, and return its old value.
 
         Counts one message and no words. It gives up the core while the target is slow to answer.
         """

@@ -79,7 +79,7 @@ class Channel:
         return transfer
 
     def gather(self, mine: Box | None, theirs: dict[int, Box], upright: bool) -> GroupTransfer:
-        """`mine` to all the others, and from every rank of `theirs` what goes into its box there.
+        """Send `mine` to all other members, and receive the boxes of `theirs` from each.
 
         Sent to each directly: Open MPI 5.0 takes MPI_Ialltoallw with both buffers at one address, as where a rank's
         own part lies in the result, for MPI_IN_PLACE (it hangs, or moves nothing), and displacements of 31 bits only.
@@ -97,7 +97,7 @@ class Channel:
         return transfer
 
     def shift(self, mine: Box, to: int, theirs: Box, source: int, upright: bool, tag: int) -> GroupTransfer:
-        """`mine` to one rank of the group, and from another what goes into the box `theirs`."""
+        """Send `mine` to one member, and receive the box `theirs` from another."""
         transfer = GroupTransfer()
         spec, _ = transfer.placed(mine, upright)
         room, words = transfer.placed(theirs, upright)
@@ -214,7 +214,7 @@ class SumTransfer(GroupTransfer):
         return self._request is None
 
     def _received(self, tag: int) -> Iterator[MPI.Request]:
-        """Requests to wait for, one by one; what has come is added while the next piece is on its way."""
+        """Yield requests to wait for; add each received piece while the next one is in transit."""
         comm, dtype = self._channel.comm, self._summand.dtype
         members = [(comm.rank + n) % comm.size for n in range(1, comm.size)]  # so that owners do not queue up
         wanted = [(member, piece) for member in members for piece in self._pieces]

@@ -102,7 +102,7 @@ class Mapped(NamedTuple):
 
 
 class Ucp:
-    """The library, and this process's one context and worker of it; calls are made one at a time."""
+    """The library with this process's one context and worker; calls are made one at a time."""
 
     def __init__(self) -> None:
         self.path, self.lib, self.version = loaded()
@@ -129,7 +129,7 @@ class Ucp:
         add_poller(self.poll)
 
     def poll(self) -> None:
-        """Give progress to what is under way, for other ranks too. From any thread; where another is at it, nothing."""
+        """Drive the progress of transfers, also for other ranks. From any thread; where another is at it, nothing."""
         if self.lock.acquire(blocking=False):
             try:
                 self.advance()
@@ -144,7 +144,7 @@ class Ucp:
         return has_moved
 
     def listen(self) -> None:
-        """Give progress from now on as soon as there is something to do, whatever this rank does. May be repeated.
+        """Drive progress in a thread whenever there is work, whatever this rank does. May be repeated.
 
         So a rank that waits in MPI, or multiplies, serves those of other nodes, which UCX does in software over TCP.
         """
@@ -235,7 +235,7 @@ class Endpoint:
         return self._lock_key
 
     def advance(self) -> None:
-        """Go on with what stands in line, as far as can be now."""
+        """Advance the queued transfers as far as possible."""
         while self.line:
             try:
                 next(self.line[0])
@@ -305,7 +305,7 @@ class Endpoint:
 
 @contextmanager
 def quiet(path: str) -> Iterator[None]:
-    """Let UCX write nothing of what fails: it would write to standard output. Where UCX_LOG_LEVEL is set, it does."""
+    """Silence UCX's output about failures that are reported here. Where UCX_LOG_LEVEL is set, it does."""
     log_from(path, b"fatal")
     try:
         yield
@@ -314,7 +314,7 @@ def quiet(path: str) -> Iterator[None]:
 
 
 def log_from(path: str, level: bytes) -> None:
-    """Let UCX write what is at least so grave, unless the user has said what it is to write."""
+    """Set UCX's log level, unless the user has set it."""
     if "UCX_LOG_LEVEL" not in os.environ:
         with suppress(OSError, AttributeError):
             C.CDLL(beside(path, "ucs")).ucs_global_opts_set_value(b"LOG_LEVEL", level)

@@ -98,12 +98,12 @@ class Progress:
             self.poll()
 
     def when(self, is_due: Callable[[], bool], act: Callable[[], None]) -> None:
-        """Do `act` as soon as `is_due`, once what was asked for before is done or due; at once if it is now."""
+        """Run `act` as soon as `is_due`, after earlier events; at once if it is due now."""
         self._events.append(Event(is_due, act))
         self.poll()
 
     def poll(self) -> None:
-        """Do what is due. From any thread; where another is at it, nothing."""
+        """Run the events that are due. From any thread; where another is at it, nothing."""
         if not self._events or not self._lock.acquire(blocking=False):
             return
         try:

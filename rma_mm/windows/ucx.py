@@ -92,7 +92,7 @@ class UcxWindow(Reach):
 
     @classmethod
     def absent(cls) -> str:
-        """Why there are no such windows here; empty if there are."""
+        """Return why such windows are unavailable here; empty if they are available."""
         try:
             libucp.start()
         except AbsentError as error:
@@ -200,7 +200,7 @@ class UcxWindow(Reach):
     # -- for transfers ----------------------------------------------------------------------------
 
     def sure(self, rank: int, begin: Callable[..., Done], *arguments: Any) -> Done:
-        """Begin something with a rank; what tells whether it is over. Of what fails the rank is named."""
+        """Begin a transfer with a rank, and return a test of its completion. Of what fails the rank is named."""
         what = f"{self.flavour}: transfer with rank {rank}"
         try:
             found = begin(*arguments)
@@ -360,7 +360,7 @@ class Locked(UcxTransfer):
         return self.is_ended
 
     def steps(self) -> Steps:
-        """All that is to be done, ended by the failure that is told to who waits."""
+        """Yield the steps of the change; a failure ends them and is reported to the waiter."""
         try:
             yield from self.sections()
         except WindowError as error:
@@ -371,7 +371,7 @@ class Locked(UcxTransfer):
         raise NotImplementedError
 
     def swapped(self, value: int) -> Generator[None, None, int]:
-        """Put a value into the target's lock; what was there."""
+        """Swap a value into the target's lock, and return the old one."""
         peer, before = self.window.peer(self.rank), C.c_int64()
         yield from ended(self.window.sure(self.rank, peer.endpoint.swap, peer.lock, peer.lock_key, value, before))
         return before.value
@@ -467,7 +467,7 @@ def one_run(nbytes: int) -> Runs:
 
 
 def agreed(comm: MPI.Intracomm, act: Callable[[], Any], kind: type[WindowError] | type[MemoryLimitError]) -> Any:
-    """Return what `act` does; where it fails on some rank, raise the same error of a kind on every rank. Collective."""
+    """Return the result of `act`; if it fails on some rank, raise the same kind of error on every rank. Collective."""
     found, problem = None, ""
     try:
         found = act()

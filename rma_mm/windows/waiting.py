@@ -49,7 +49,7 @@ def poll() -> None:
 
 
 def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = None) -> None:
-    """Return when `done()` is true; `done` should give progress to what it asks for, other libraries have it here.
+    """Wait until `done()` is true; `done` should drive the progress of its transfers.
 
     when_late: called about once a second after the first, instead of `WHEN_LATE`; may raise.
     """

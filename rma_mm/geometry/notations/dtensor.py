@@ -32,10 +32,7 @@ def chunks(extent: int, count: int) -> list[int]:
 
 
 def sharded(words: Sbp, shape: tuple[int, int], mesh: MeshShape) -> Layout:
-    """Return the layout of a DTensor of `shape` with these placements.
-
-    Raises LayoutError if not each axis has one.
-    """
+    """Return the layout of a DTensor of `shape` with these placements. Raises LayoutError if not each axis has one."""
     even = sbp_to_layout(words, mesh)
     splits = tuple(_chunked(split, extent, mesh) for split, extent in zip(even.splits, shape, strict=True))
     return Layout(splits, partial=even.partial)

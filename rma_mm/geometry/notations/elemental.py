@@ -33,7 +33,7 @@ def parse_elemental(text: str, mesh: MeshShape, begin: int = 0) -> Layout:
 
 
 def _split(reader: Reader, mesh: MeshShape, used: list[str]) -> Split:
-    """Read the axes of one dimension, and add them to those that are used."""
+    """Read the axes of one dimension and mark them as used."""
     levels = []
     reader.mark("(")
     while not reader.peek(")"):

@@ -78,7 +78,7 @@ class _Parser(Reader):
         return Layout(tuple(splits), tuple(pins), tuple(partial), self.grid)
 
     def _read_grid(self) -> None:
-        """Find `on m=2, n=3` behind the placement: the axes are those of that grid, and not of the mesh."""
+        """Read `on m=2, n=3` behind the placement, whose axes are then those of that grid."""
         begin = next((n for n, token in enumerate(self.tokens) if token[1] == "on" and n), None)
         if begin is None:
             return

@@ -18,7 +18,6 @@ class Reader:
     """The tokens of one text, read from left to right."""
 
     def __init__(self, text: str, forms: str, begin: int = 0, token: re.Pattern[str] = TOKEN) -> None:
-        """Read `text` from the column `begin` on; `forms` tells in errors what would have been right."""
         self.text = text
         self.forms = forms
         self.at = 0
@@ -56,7 +55,7 @@ class Reader:
         return self.tokens[self.at][1] in marks
 
     def next(self, kind: str, what: str) -> str:
-        """Read a token of this kind; `what` tells in the error what was expected."""
+        """Read a token of this kind; `what` names it in errors."""
         found, text, _ = self.tokens[self.at]
         if found != kind:
             self.fail(f"expected {what}")

@@ -213,7 +213,7 @@ def _cheapest(source: Sbp, target: Sbp, shape: tuple[int, int], sizes: Sizes, na
 
 
 def _changes(at: Sbp, target: Sbp) -> Iterator[tuple[int, Placed]]:
-    """Axes that may change now, and to what: their target, or B for a split."""
+    """Yield the axes that may change now, with their new placement: the target, or B for a split."""
     for axis, (have, want) in enumerate(zip(at, target, strict=True)):
         words: set[Placed] = {want, "B"} if have in SPLITS else {want}
         yield from ((axis, word) for word in sorted(words - {have}) if _nests(at, axis, word))

@@ -68,7 +68,7 @@ def _has_numba() -> bool:
 
 
 def _compiles() -> bool:
-    """True if Numba is there, and not told to let Python do its work."""
+    """True if Numba is installed and not disabled."""
     if not _has_numba():
         return False
     try:
@@ -79,7 +79,7 @@ def _compiles() -> bool:
 
 
 def _check_semiring(semiring: Semiring) -> None:
-    """Refuse to let BLAS do what it cannot."""
+    """Refuse a semiring that BLAS cannot compute."""
     if not semiring.is_arithmetic:
         raise AlgorithmError(
             f"kernel 'blas' multiplies by + and ×, and not by {semiring.name}; use auto, numba or numpy"

@@ -148,7 +148,7 @@ class Epilogue:
             raise DtypeError(f"epilogue: got {self.activation} of {summed.name}; needs {takes}: {fix}")
 
     def prepare(self, summed: np.dtype[Any], shape: tuple[int, int], kernel: str) -> None:
-        """Compile now what products of such a shape will take."""
+        """Compile the code that such products will need."""
         if compiles(kernel, shape) and (self.bias is not None or self.activation is not None):
             one = np.zeros((1, 1), summed)
             EpilogueTile(one, None, None, self.activation or "relu", True).bound(one)
@@ -157,7 +157,7 @@ class Epilogue:
         """Return the element-wise work that replaces bias and activation on this part of a rank's C, or None."""
 
     def scratch_bytes(self, shape: tuple[int, int], summed: np.dtype[Any]) -> int:
-        """Bytes that it takes beside a tile of `shape`: its bias, what compiled code adds to every row, temporaries."""
+        """Return the scratch bytes for a tile of `shape`: its bias, code that adds to each row, temporaries."""
         bias = 0 if self.bias is None else self.bias.nbytes
         temporaries = min(SCRATCH, 16 * shape[0] * shape[1] * summed.itemsize)
         return int(bias + 2 * sum(shape) * summed.itemsize + temporaries)
@@ -227,7 +227,7 @@ class EpilogueTile:
         return replace(self, result=self.result.T, per=per, work=None if self.work is None else self.work.T)
 
     def bound(self, c: NDArray[Any]) -> Callable[[], None]:
-        """The call that closes the tile summed in `c`; where `result` is not `c`, what `c` then holds is of no use.
+        """Return the call that closes the tile summed in `c`; if `result` is another array, `c` is then undefined.
 
         Compiles here, and not in the first call.
         """
@@ -279,7 +279,7 @@ def run_all(steps: Sequence[Callable[[], object]]) -> None:
 
 
 def blocks(c: NDArray[Any]) -> list[tuple[slice, slice]]:
-    """The parts of `c` whose epilogue follows their product at once; few enough that the product does not suffer."""
+    """Return the parts of `c` whose epilogue follows their product at once, few enough not to slow the product."""
     if abs(c.strides[0]) < abs(c.strides[1]):
         return [(rows, cols) for cols, rows in blocks(c.T)]
     return list(pieces(c, BLOCK_BYTES, BLOCK_LEAST))

@@ -14,7 +14,7 @@ _SLACK = 64  # bytes; panels begin at a cache line, and clearing rounds up
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of what is packed at a time."""
+    """Sizes of the blocks that are packed at a time."""
 
     m: int  # rows of a panel of a
     n: int  # columns of a panel of b

@@ -237,7 +237,7 @@ class Tile:
             sums[im] = step(builder, form, sums[im], imaginary, b_re)
 
     def store(self, sums: list[Value], combines: bool) -> None:
-        """Sums go to `out`, whose rows are `stride` bytes apart."""
+        """Store sums into `out`, whose rows are `stride` bytes apart."""
         builder, form = self.builder, self.form
         for i in range(form.rows):
             row = at(builder, self.out, builder.mul(self.stride, _INDEX(i)), _BYTE)

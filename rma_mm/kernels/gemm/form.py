@@ -111,13 +111,13 @@ def no_code(semiring: Semiring, dtype: np.dtype[Any]) -> str:
 
 
 def takes_bytes(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu) -> bool:
-    """True if bytes are multiplied by an instruction that adds four products: sums of 32 bits, or what is cut off."""
+    """True if an instruction multiplies bytes and adds four products: sums have 32 bits, or are cut to fewer."""
     bytes_in = all(x.kind in "iu" and x.itemsize == 1 for x in (a, b))
     return bytes_in and c.kind in "iu" and c.itemsize <= 4 and "int8" in cpu.dots
 
 
 def _total(pair: Pair, c: np.dtype[Any]) -> str:
-    """The type of the sums: integers wrap around alike whatever their sign, but only signed or not are they ordered."""
+    """Return the type of the sums: the sign does not matter for wrap-around, but does for an order."""
     if c.kind == "b":
         return "uint8"
     if c.kind in "iu" and pair == ARITHMETIC:

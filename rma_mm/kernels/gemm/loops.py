@@ -89,7 +89,7 @@ def clear(target, size):
 
 @subroutine(only=lambda side: side.operand == "b" and side.form.correction != 0)
 def correct(side, source, across, along, here, depth, head):
-    """Put the corrections of a sliver in front of it: the sum of each column, times a constant."""
+    """Write the corrections of a sliver before it: the sum of each column, times a constant."""
     clear(head, side.head)
     for p in range(depth):
         for j in range(here):
@@ -100,7 +100,7 @@ def correct(side, source, across, along, here, depth, head):
 
 @_compiled
 def pack(side, source, across, along, flips, extent, depth, panel):
-    """Pack `extent` × `depth` elements into slivers `side.width` wide; what lies beyond the edge is zero.
+    """Pack `extent` × `depth` elements into slivers of `side.width`, padded with zeros.
 
     across, along: from one element to the next within a step, and from step to step. flips: conjugate.
     """
@@ -159,7 +159,7 @@ def merge_complex(sums, spare, c, step, columns, mode, plain, scalars):
 
 @_compiled
 def merge(sums, spare, c, row, col, rows, columns, mode, plain, scalars):
-    """Add what a tile has left in `spare` to `rows` × `columns` elements of c."""
+    """Add the sums in `spare` to `rows` × `columns` elements of c."""
     width = sums.columns * sums.parts * sums.total
     for i in range(rows):
         line, place = moved(spare, i * width), moved(c, i * row)
@@ -233,7 +233,7 @@ def one(
 
 
 def least_exponents(source, step, row, col, count, rows, columns, out):
-    """Set `out` to the least exponent, as bfloat16 stores it, of what is not zero in matrices; 256 where all is."""
+    """Set `out` to the least exponent of nonzero elements, as bfloat16 stores it; 256 if all are zero."""
     least = numba.int32(256)
     for q in range(count):
         for i in range(rows):
@@ -245,7 +245,7 @@ def least_exponents(source, step, row, col, count, rows, columns, out):
 
 
 def specials(side, source, step, row, col, count, rows, columns, out):
-    """Set `out` to what matrices of floats hold, added up: 1 for NaN, 2 for infinity, 4 for minus infinity."""
+    """Set `out` to the special values in matrices, added up: 1 for NaN, 2 for infinity, 4 for minus infinity."""
     nan = above = below = numba.int32(0)
     for q in range(count):
         for i in range(rows):

@@ -35,7 +35,7 @@ def digest(facts: object) -> str:
 
 
 class SumType(types.Opaque):  # type: ignore[misc]
-    """The type of an argument that only says what is summed, and as what it is stored."""
+    """Type of an argument that carries the type of the sums and of the stored result."""
 
     def __init__(self, form: Form, stored: str) -> None:
         self.form, self.stored = form, stored
@@ -43,7 +43,7 @@ class SumType(types.Opaque):  # type: ignore[misc]
 
 
 class SideType(types.Opaque):  # type: ignore[misc]
-    """The type of an argument that only says how operand a or b is packed, and of what it consists."""
+    """Type of an argument that carries how operand a or b is packed, and its element type."""
 
     def __init__(self, form: Form, operand: str, source: str) -> None:
         self.form, self.operand, self.source = form, operand, source

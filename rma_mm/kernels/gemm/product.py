@@ -146,7 +146,7 @@ def _code_of(
 
 
 def _compile_all(semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> None:
-    """Compile what blocks of these types need, whichever way c is stored."""
+    """Compile the code for blocks of these types, for either order of c."""
     for x, y in ((a, b), (b, a)):
         forms = {_code_of(semiring, x, y, c, safe)[0] for safe in (True, False)}
         if len(forms) > 1:
@@ -203,7 +203,7 @@ def _run(loops: Callable[..., None], given: list[Any], blocks: Blocks, _: object
 
 
 def _choose(a: Array, b: Array, form: Form, fast: Call, careful: Call) -> None:
-    """Take the fast instructions where the operands hold nothing that those get wrong."""
+    """Use the fast instructions if the operands hold no values for which those are wrong."""
     found = _look(a, form), _look(b, form)
     if form.is_arithmetic:
         is_safe = min(found) > 0 and sum(found) >= _SAFE  # subnormal operands count as 0 too

@@ -192,7 +192,7 @@ def _products(work: LocalWork, cost_model: CostModel) -> tuple[Figures, Figures]
 
 
 def _move(load: _Load, moved: TrafficItem, phase: Phase, cost_model: CostModel, delays: Figures | float) -> None:
-    """Add what a movement costs the ranks. delays: seconds more of the latency of each one's node."""
+    """Add the cost of a movement to the ranks' load. delays: seconds more of the latency of each one's node."""
     if moved.how == "view":
         return
     machine, size, flavour = cost_model.machine, cost_model.bytes_of(moved.x), cost_model.flavour(moved.x)

@@ -96,7 +96,7 @@ class RankSample:
 
     @_once
     def coords(self, grid: MeshShape) -> dict[str, Numbers]:
-        """Coordinates of all these ranks on a grid over the mesh's first; those beyond it count as its first rank."""
+        """Return these ranks' coordinates on a grid over the mesh's first ranks; later ones count as its first."""
         inside = np.where(self.ranks < grid.size, self.ranks, 0)
         return dict(zip(grid.names, np.unravel_index(inside, grid.dims), strict=True))
 
@@ -119,7 +119,7 @@ class RankSample:
         return self.spans(layout, 0, shape[0]), self.spans(layout, 1, shape[1])
 
     def words(self, layout: Layout, shape: tuple[int, int]) -> Figures:
-        """Return elements of the parts of those who are looked at, pins apart."""
+        """Return the elements of the sampled ranks' parts, ignoring pins."""
         rows, cols = self.parts(layout, shape)
         return rows.each[: self.count] * cols.each[: self.count]
 
@@ -159,7 +159,7 @@ class RankSample:
         return Spread(own, near - own, size - near, cuts, turns, run, columns)  # type: ignore[arg-type]
 
     def _near(self, layout: Layout, common: list[SpanOverlap]) -> Figures:
-        """Return words that some other rank of the same node holds, each counted once, and not what one has itself."""
+        """Return the words that another rank of the same node holds, each counted once, without a rank's own."""
         assert self.node_mates is not None
         node_mates = self.node_mates
         is_there = (node_mates >= 0) & self.holds(layout)[node_mates]
@@ -234,7 +234,7 @@ def rank_sample(mesh: MeshShape) -> RankSample:
 
 
 def _some(mesh: MeshShape, about: int) -> tuple[Numbers, Figures]:
-    """Ranks, and how many others each stands for: one of every cell of the mesh, and those at its corners for none.
+    """Return sampled ranks with the number of ranks that each represents: one per cell of the mesh, plus its corners.
 
     Where they lie in their cells follows a sequence that keeps step with nothing, such as every fourth rank's tile.
     """
@@ -331,7 +331,7 @@ def _drawn(count: int, most: int) -> Numbers:
 
 
 def _mates(on: Numbers) -> Numbers:
-    """For each of those that live on these nodes who lives there too, −1 if there are no more."""
+    """Return the ranks on the same node as each of these ranks, padded with −1."""
     _, of, seen = np.unique(on, return_inverse=True, return_counts=True)
     order = np.argsort(of, kind="stable")
     begins = np.cumsum(seen) - seen

@@ -37,7 +37,7 @@ def least_words(shape: tuple[int, int, int], ranks: int, memory: float | None = 
 
 
 def least_read(shape: tuple[int, int, int], files: str, memory: float | None = None) -> float:
-    """Words that have to be read of those of A and B that lie in files, with `memory` words in memory at a time."""
+    """Return the least words that must be read of operands in files, with `memory` words in memory at a time."""
     m, n, k = shape
     once = float(m * k * ("A" in files) + k * n * ("B" in files))
     if memory is None or memory <= 0 or files != "AB":

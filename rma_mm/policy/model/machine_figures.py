@@ -24,7 +24,7 @@ _RATES = {"": 1.0, **{f"{unit}/s": size for unit, size in _BYTES.items() if unit
 
 @dataclass
 class Table:
-    """A table of a file: what is asked for of it, and what is wrong with it."""
+    """A table of a file, with the entries that were read and the errors found."""
 
     entries: Mapping[str, Any]
     name: str  # its name in the file; empty for the file itself
@@ -85,7 +85,7 @@ class Table:
         return str(found)
 
     def close(self) -> None:
-        """Note entries that nobody asked for."""
+        """Report entries that nothing has read."""
         for key in self.entries:
             if key not in self.read_keys:
                 self.fault(key, "is not known", f"known are {', '.join(sorted(self.read_keys))}")

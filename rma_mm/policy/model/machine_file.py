@@ -209,7 +209,10 @@ class _Kinds:
         )
 
     def told_by(self, machine: Machine, ranks: int, joint: Cost | None) -> Machine:
-        """Return the machine with what differs. ranks: of a node. joint: what joins groups, if anything does."""
+        """Return the machine with the given figures replaced.
+
+        ranks: of a node. joint: what joins groups, if anything does.
+        """
         rooms = [memory / max(self.memories) for memory in self.memories]
         delays = [latency - min(self.latencies) for latency in self.latencies]
         return replace(
@@ -236,7 +239,7 @@ def _joined(table: Table, groups: int) -> Cost | None:
 
 
 def _refined(given: Table, costs: Mapping[str, Cost]) -> dict[str, Cost]:
-    """Return the costs of a class of link with those that are named in their place."""
+    """Return the costs of a class of link with the named ones replaced."""
     known = {f"{flavour}.{move}{busy}" for flavour in FLAVOURS for move in ONE_SIDED for busy in ("", " busy")}
     found = dict(costs)
     for name in given.names():

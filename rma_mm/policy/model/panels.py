@@ -29,7 +29,7 @@ Repacked = dict[str, Figures]
 
 
 class WorkBoxes:
-    """The boxes of (m, n, k) of the ranks that are looked at, and where they find what those want."""
+    """The boxes of (m, n, k) of the sampled ranks, and the sources of their operands."""
 
     def __init__(self, decisions: LoweringDecisions) -> None:
         self.decisions = decisions
@@ -45,7 +45,7 @@ class WorkBoxes:
         self.has_work: NDArray[np.bool_] = self.has_place & m & n & k
 
     def halved(self, halves: Halves) -> list[DimSpans]:
-        """Return rows and columns of what ranks multiply of a symmetric C."""
+        """Return the rows and columns of the products of a symmetric C."""
         boxes = [halves.work(rank, 0) for rank in self.sample.ranks.tolist()]
         extent = halves.shape[0]
         return [spans_of([box[dim] for box in boxes], extent) for dim in (0, 1)]
@@ -72,7 +72,7 @@ class WorkBoxes:
 
 
 def split_work(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork, Figures, Repacked]:
-    """Return the work of a walk in pieces, the turns of the walk, and what is put together in slots.
+    """Return the work of a walk in pieces, its number of steps, and the operands repacked into slots.
 
     Of what is in reach some is copied together where that is worth it.
     """
@@ -115,7 +115,7 @@ class _Cutter:
     spreads: dict[str, Spread]
 
     def pieces(self, copied: str) -> tuple[Pieces, Repacked]:
-        """Pieces along each dimension where the operands in `copied` cut nothing, and who repacks what."""
+        """Return the pieces along each dimension if the operands in `copied` cut nothing, and which ranks repack."""
         decisions, spreads = self.boxes.decisions, self.spreads
         repacked = {x: np.zeros(self.boxes.sample.count) for x in spreads}
         found = []
@@ -131,7 +131,7 @@ class _Cutter:
         return (m, n, k), repacked
 
     def parted(self, dim: int, cutters: list[str], repacked: Repacked) -> Figures:
-        """Pieces between changes of owners, of which none is narrow; who repacks what is added to `repacked`."""
+        """Return the pieces between changes of owners, merging narrow ones; add the ranks that repack to `repacked`."""
         decisions, sample, wanted = self.boxes.decisions, self.boxes.sample, self.boxes.spans[dim]
         ats = {x: OPERAND_DIMS[x].index(dim) for x in cutters}
         if dim == decisions.dim and decisions.by_chunks:

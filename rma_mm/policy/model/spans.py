@@ -185,8 +185,7 @@ class SpanOverlap:
 
     wanted: DimSpans
     held: DimSpans
-    all: Figures | None
-    """Indices in common, of each wanted span with each that is held; None if there are too many."""
+    all: Figures | None  # indices in common, of each wanted span with each that is held; None if there are too many
 
     @classmethod
     def of(cls, wanted: DimSpans, held: DimSpans) -> SpanOverlap:

@@ -61,7 +61,7 @@ def _whole(
 
 
 def _served(sample: RankSample, moved: TrafficItem, source: Layout, shape: tuple[int, int]) -> TrafficItem:
-    """With what the owners send to other nodes, or receive from them, which is shared out as they hold it."""
+    """Return the items with the owners' traffic to or from other nodes, in proportion to their parts."""
     if not source.pins or moved.how == "shift" or not moved.between.any():  # else all send alike
         return moved
     held = sample.elements_held(source, shape)
@@ -107,7 +107,7 @@ class _WorkloadOfProblem:
         return Workload(self.sample, [*phases, *found], held)
 
     def elements_held(self, walk: Phase, last: list[TrafficItem]) -> Figures:
-        """Return elements of homes, of what operands are brought to, and of the panels that are under way."""
+        """Return the elements of homes, staged operands and panels in use."""
         homes = [(x, self.problem.layout(x)) for x in "ABC" if x not in self.problem.chunks]
         homes += [(x, layout.single(self.mesh)) for x, layout in homes[:2] if layout.partial]
         homes += list(self.decisions.staged.items())
@@ -144,7 +144,7 @@ class _WorkloadOfProblem:
     # -- the walk ---------------------------------------------------------------------------------
 
     def walk(self) -> list[Phase]:
-        """Every rank multiplies its box, and pushes what it made where C is not its own."""
+        """Add the walk: every rank multiplies its box, and pushes the result unless C is its own."""
         spreads = {x: self.boxes.spread(x) for x in self.algorithm.operands}
         work, steps, repacked = split_work(self.boxes, spreads)
         if self.boxes.halves:
@@ -164,7 +164,7 @@ class _WorkloadOfProblem:
         return [Phase(opened=self.opened, barriers=1), *first, *dict.fromkeys((phase, behind))]
 
     def run(self, x: str, found: Spread, steps: Figures | float) -> float:
-        """Return how many words lie together of what a step of the walk moves of an operand between nodes."""
+        """Return the length of contiguous words that a step of the walk moves of an operand between nodes."""
         if OPERAND_DIMS[x][1] != self.dim:
             return found.contiguous()
         return found.contiguous(float(np.mean(self.boxes.extents[self.dim] / np.maximum(1.0, steps))))

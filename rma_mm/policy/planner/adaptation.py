@@ -47,7 +47,7 @@ class Watch:
         return measured is not None and measured > LATE * self.predicted
 
     def should_return(self) -> bool:
-        """True if what it was changed to is slower than what it was changed from."""
+        """True if the new plan is slower than the one before."""
         if self.changes != 1 or self._before is None:
             return False
         measured = self.measured

@@ -88,7 +88,7 @@ class Batch:
         return Layout(tuple(splits), partial=summed)
 
     def parts(self) -> list[tuple[str, Fold]]:
-        """Return the dimensions that may be cut, those that are several in one by each of these."""
+        """Return the dimensions that may be cut, with folded ones by each of their parts."""
         folds = dict(self.folds)
         found: list[tuple[str, Fold]] = []
         for dim, extent in self.extents.items():
@@ -127,7 +127,7 @@ class Batch:
 def candidates(
     batch: Batch, mesh: MeshShape, layouts: Mapping[str, Layout | None], may_sum: bool
 ) -> list[dict[str, Split]]:
-    """Return every way to cut the product, each once: first as an operand lies, or is to lie, then even cuts.
+    """Return every way to cut the product, each once: first along existing placements, then even cuts.
 
     may_sum: whether k may be cut, so that sums of several ranks are added up.
     """
@@ -200,7 +200,7 @@ def batch_load(
 
 
 def box(batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split]) -> tuple[int, ...]:
-    """Return the extents of what a rank multiplies: those of the batch, then m, n and k."""
+    """Return the extents of a rank's products: the batch's, then m, n and k."""
     layout = Layout(tuple(cuts.get(dim, ()) for dim in batch.extents))
     return layout.region(tuple(batch.extents.values()), mesh, rank).shape
 
@@ -233,7 +233,7 @@ def _name(dim: str) -> str:
 
 
 def best(shares: Iterable[BatchLoad], limit: int | None, rests: bool = False) -> int | None:
-    """Return the number of the fastest whose memory fits, the first of equal ones; None if none fits.
+    """Return the index of the fastest load whose memory fits, or None.
 
     rests: whether those are excluded that move words.
     """

@@ -199,7 +199,7 @@ def choose(request: Request, each: Each | None = None) -> list[Candidate]:
 
 
 def about_seconds(request: Request) -> float:
-    """Return about what the best way takes, by the prices of few rows; infinite if there is none.
+    """Return the approximate seconds of the best algorithm, from a few; infinite if there is none.
 
     On given placements one of `FEW` is the best within a node as a rule, and of these and `FEWER` between nodes.
     """
@@ -317,7 +317,7 @@ def _placements(algorithm: Algorithm, request: Request) -> list[Layouts] | str:
 
 
 def _by_speed(algorithm: Algorithm, request: Request, layouts: Layouts) -> list[Layouts]:
-    """Return the same placements, of which those that are open cut m, n and k by the speeds of who multiplies what.
+    """Return the same placements, with the open ones cut by the speeds of the ranks that multiply.
 
     Where operands move one by one also by column: their groups want the same slices.
     """
@@ -337,7 +337,7 @@ def _by_speed(algorithm: Algorithm, request: Request, layouts: Layouts) -> list[
 
 
 def _recut(x: str, layout: Layout, changed: Sequence[tuple[int, Split, Split]]) -> Layout:
-    """Return a placement of an operand whose cuts of m, n and k are replaced where they are those: (dim, from, to)."""
+    """Return a placement whose cuts of m, n and k are replaced as given: (dim, from, to)."""
     to = {(dim, old): new for dim, old, new in changed}
     splits = zip(OPERAND_DIMS[x], layout.splits, strict=True)
     return replace(layout, splits=tuple(to.get((dim, split), split) for dim, split in splits))
@@ -413,7 +413,7 @@ def default_mesh(
     size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = (), algorithm: str = "auto",
     cost_model: CostModel = TYPICALLY, prefer: str = AUTO,
 ) -> tuple[int, ...]:
-    """The grid of `size` ranks on which a product of `shape` = (m, n, k) is fastest; of two axes where those will do.
+    """Return the grid of `size` ranks on which a product of `shape` = (m, n, k) is fastest, of two axes if possible.
 
     Raises AlgorithmError for an algorithm that is not there.
     """

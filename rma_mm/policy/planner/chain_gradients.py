@@ -98,7 +98,7 @@ class _Reverse:
         }.get(op, [f"{g} * {op}'({bare(x)})"])
 
     def gathered(self, text: str, shape: Shape, own: Shape) -> str:
-        """Return the sums of a gradient of `shape` over what was broadcast from the shape `own`."""
+        """Return a gradient of `shape` summed over the axes that were broadcast from the shape `own`."""
         axes = [axis for axis in (0, 1) if own[axis] != shape[axis]]
         return text if not axes else f"sum({text}{f', {axes[0]}' * (len(axes) == 1)})"
 

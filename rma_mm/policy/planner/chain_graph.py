@@ -23,7 +23,7 @@ INPUT, PRODUCT, TURN, SUM, SPREAD = "input", "@", "turn", "sum", "broadcast_to"
 
 @dataclass(frozen=True)
 class Node:
-    """A matrix, and what it is made from."""
+    """A matrix, and the operation that makes it."""
 
     op: str  # INPUT, PRODUCT, TURN, SUM, SPREAD, or an element-wise operation
     args: tuple[Value, ...]
@@ -38,7 +38,7 @@ class Node:
 
 @dataclass
 class Graph:
-    """The nodes of a chain, each after those that it is made from."""
+    """The nodes of a chain, each after its operands."""
 
     product_dtype: Callable[[np.dtype[Any], np.dtype[Any]], np.dtype[Any]] = result_dtype
     """Element types of A and B → that of A @ B."""
@@ -98,7 +98,7 @@ class Graph:
         return self.add(name, args, (rows, cols), dtype)
 
     def sum(self, x: int, axes: tuple[int, ...]) -> int:
-        """Return the sums over `axes`, whose extent is 1 in what comes of it."""
+        """Return the sums over `axes`, which have extent 1 in the result."""
         node = self.nodes[x]
         shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(node.shape))
         return self.add(SUM, (x,), (shape[0], shape[1]), node.dtype, axes)

@@ -29,7 +29,7 @@ from rma_mm.schedule.lowering.decisions import NARROW
 def placements(
     mesh: MeshShape, shape: Shape, is_turned: bool, known: Sequence[Layout] = (), speeds: tuple[float, ...] = ()
 ) -> tuple[Layout, ...]:
-    """The placements that a matrix may have: those known, then those that hold each element once in equal shares.
+    """Return the placements that a matrix may have: known ones, then those that hold each element once.
 
     is_turned: whether some product reads it transposed, so that what is blocks to that one is among them. speeds: of
     ranks that differ in speed, whose shares then do as well.
@@ -95,7 +95,7 @@ def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_pl
 
 
 def beside(layout: Layout, shape: Shape, factor: Factor, own: Shape) -> Layout | None:
-    """Return the placement of what element-wise work reads, whose result of `shape` is placed by `layout`.
+    """Return the placement of an element-wise operand whose result of `shape` is placed by `layout`.
 
     own: the shape of what is read; where it is broadcast, ranks hold it again. None if none will do.
     """
@@ -130,7 +130,7 @@ def all_places(
     mesh: MeshShape, steps: Sequence[Step], shapes: Mapping[str, Shape], known: Mapping[str, Layout],
     speeds: tuple[float, ...],
 ) -> dict[str, tuple[Layout, ...]]:
-    """The placements that each matrix may have: those for products, and what element-wise steps make of these."""
+    """Return the placements that each matrix may have, including those that element-wise steps produce."""
     turned = {each.name for step in steps for each in step.factors if each.transposed}
     whole = {each.name for step in steps if not step.axes for each in step.factors}
     whole |= {step.result for step in steps if step.is_product}
@@ -152,7 +152,7 @@ def all_places(
 def _spread(
     mesh: MeshShape, step: Step, shapes: Mapping[str, Shape], places: dict[str, list[Layout]]
 ) -> bool:
-    """Add the placements of what a step reads beside those of its result, and the other way; whether there were any."""
+    """Add a step's operand placements to its result's, and the reverse; return whether any were new."""
     shape, added = shapes[step.result], list[tuple[str, Layout | None]]()
     for layout in places[step.result]:
         added += [(x.name, beside(layout, shape, x, shapes[x.name])) for x in step.others]

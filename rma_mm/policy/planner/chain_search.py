@@ -217,7 +217,7 @@ class _Search:
     # -- states -----------------------------------------------------------------------------------
 
     def run(self, may_convert: bool, beam: int, limit: float = inf) -> tuple[_Node | None, bool]:
-        """The best end of those that cost at most `limit`, and whether none was missed by keeping `beam` states."""
+        """Return the best end of cost at most `limit`, and whether keeping `beam` states may have missed one."""
         nodes, is_exact = [self.root], True
         for number in range(len(self.question.steps)):
             highest = limit * (1 + ROUNDING) - self.rest[number + 1]
@@ -299,7 +299,7 @@ class _Search:
     def ways_to_have(
         self, wanted: Sequence[tuple[str, int | None]], masks: dict[str, int], may_convert: bool
     ) -> Iterator[_Brought]:
-        """Every way to have matrices in these places, or in any: how they come, seconds, and what is there then."""
+        """Return every way to have matrices in these places, or in any: conversions, seconds, result."""
         if not wanted:
             yield (), 0.0, masks
             return
@@ -310,7 +310,7 @@ class _Search:
                     yield (one, *more), one.seconds + seconds, there
 
     def pruned(self, nodes: Iterable[_Node], number: int, may_convert: bool, most: int) -> list[_Node]:
-        """The `most` cheapest states without those that cost no less than making all they have from a cheaper one."""
+        """Return the `most` cheapest states, without states that a cheaper one can reach at no extra cost."""
         kept: list[_Node] = []
         for node in sorted(nodes, key=lambda each: each.seconds):
             if not (may_convert and any(self.reaches(one, node, number) for one in kept[:DOMINATORS])):

@@ -45,7 +45,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a chain: a product, with what is done to its elements; that alone; or sums."""
+    """One step of a chain: a product with its element-wise work, such work alone, or sums."""
 
     result: str
     factors: tuple[Factor, ...] = ()  # A and B of a product, or what is summed; they may lie anywhere

@@ -136,7 +136,7 @@ class _Reader:
             raise Fault(type(error), f"{self.shapes(node)}{error}", node) from None
 
     def shapes(self, node: ast.expr) -> str:
-        """Return the shapes of what an operation reads."""
+        """Return the shapes of an operation's operands."""
         operands = [node.left, node.right] if isinstance(node, ast.BinOp) else []
         found = [(ast.unparse(x).replace(PRIME, "'"), self.graph.shape(self.value(x))) for x in operands]
         return "".join(f"{text} is {shape}, " for text, shape in found)[:-2] + "; " * bool(found)

@@ -73,7 +73,7 @@ class Decision:
         return next(each for each in self.considered if each.why.startswith("chosen"))
 
     def __str__(self) -> str:
-        """At most 100 columns: the candidates, fastest first; what cannot serve, a line or two for each reason."""
+        """Return a table of at most 100 columns: candidates, fastest first, then why others cannot run."""
         best = self.chosen
         rows = [["algorithm", "seconds", "words", "why"]]
         for each in self.considered:
@@ -111,7 +111,7 @@ def decide(request: Request) -> Decision:
 
 
 def _considered(group: list[Candidate], chosen: Candidate, asked: str, every: list[Candidate]) -> Considered:
-    """Return a candidate that can serve, the first of those that are alike."""
+    """Return a candidate that can run, the first of identical ones."""
     candidate = group[0]
     words, layouts, others = (
         candidate.traffic, candidate.layouts or (), tuple(each.algorithm.name for each in group[1:]),

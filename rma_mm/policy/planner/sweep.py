@@ -80,7 +80,7 @@ class Price:
 
     @property
     def has_own_grid(self) -> bool:
-        """True if it takes the ranks in their order, whatever their mesh."""
+        """True if it uses the ranks in their order, on any mesh."""
         layouts = self.candidate.layouts
         return layouts is not None and all(layout.grid is not None for layout in layouts)
 
@@ -104,7 +104,7 @@ class Price:
 
     @cached_property
     def tightest(self) -> tuple[float, float | None]:
-        """Bytes that the rank holds which has least room for them, and that it may; None if nobody counts."""
+        """Return the bytes that the rank with least memory holds, and its limit; None if there is no limit."""
         memory, rooms, candidate = self.question.memory, self.question.cost_model.machine.rooms, self.candidate
         if memory is None or not rooms or candidate.layouts is None:
             return self.bytes_held, memory

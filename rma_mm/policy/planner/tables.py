@@ -72,7 +72,7 @@ def why_lost(candidate: Candidate, chosen: Candidate, asked: str, found: Sequenc
 
 
 def how_fast(chosen: Candidate, found: Iterable[Candidate]) -> str:
-    """Return how fast it is beside all others."""
+    """Return how fast a candidate is, relative to all others."""
     least = min(found, key=by_seconds).seconds
     if not 0 < least < chosen.seconds:
         return "the fastest"
@@ -93,7 +93,7 @@ def lost_by(candidate: Candidate, chosen: Candidate) -> dict[str, float]:
 
 
 def _where(candidate: Candidate, chosen: Candidate) -> str:
-    """Return what a candidate loses by, part by part."""
+    """Return the parts of the time by which a candidate loses."""
     lost = lost_by(candidate, chosen)
     signed = (f"{name} {'-' if seconds < 0 else '+'}{seconds_text(abs(seconds))}" for name, seconds in lost.items())
     return ", ".join(signed)

@@ -33,7 +33,7 @@ Wires = Sequence[tuple[Server, float]]  # wires that a transfer takes, and for h
 
 
 class World:
-    """The machine with all ranks of a schedule, and what is between them."""
+    """The machine, all ranks of a schedule, and the links between them."""
 
     def __init__(
         self, schedule: Schedule, machine: Machine, kernel: Kernel, bytes_of: Mapping[str, int],
@@ -141,7 +141,7 @@ class World:
 
 
 class Rank:
-    """One rank: its processor, what it has under way, and what it has done."""
+    """One rank: its processor, the operations in progress, and those done."""
 
     def __init__(self, world: World, number: int, host: Server) -> None:
         self.world, self.number, self.node = world, number, world.nodes[number]
@@ -164,7 +164,6 @@ class Rank:
         return homes + sum(self.frames.values())
 
     def holds(self, ops: Sequence[Op]) -> None:
-        """Make room for what operations need of scratch memory."""
         for frame, size in frame_sizes(list(ops), self.number).items():
             self.frames[frame] = max(size, self.frames.get(frame, 0))
 

@@ -96,7 +96,7 @@ class _Fetch:
 
 
 class _Program:
-    """One list of operations of a rank, while they run: what is under way, and waits in between.
+    """One running list of operations of a rank: transfers in progress, and its waits.
 
     Every type of operation has a method, which gives what the rank then waits for.
     """
@@ -134,7 +134,7 @@ class _Program:
         return self.pieces(op) * (machine.packed if packed else machine.piece)
 
     def pieces(self, op: Op) -> int:
-        """Into how many pieces of memory falls what an operation gets, adds, or receives."""
+        """Return the number of memory pieces that an operation gets, adds or receives."""
         count, rank = self.world.stretches, self.rank.number
         if isinstance(op, ops.Reduce):
             return sum(count(dst) for dst in op.dsts if dst.rank == rank)
@@ -212,7 +212,7 @@ class _Program:
     # -- what ranks of a node fetch together ------------------------------------------------------
 
     def fetch(self, slot: Slot) -> _Fetch:
-        """Return the fetch of a slice, held back by what was awaited just before it."""
+        """Return the fetch of a slice, which waits for the event awaited just before it."""
         if slot.name not in self.fetches:
             self.fetches[slot.name] = _Fetch(self.gates)
             self.gates = []
@@ -246,7 +246,7 @@ class _Program:
             fetch.transfers += [] if transfer is None else [transfer]
 
     def landing(self, fetch: _Fetch, event: str, number: int) -> Waits:
-        """Post that it has landed, after those before it."""
+        """Post that it has completed, after earlier ones."""
         yield from fetch.transfers
         if number:
             yield self.world.posted(self.rank.number, event, number)

@@ -87,7 +87,7 @@ def tries(key: Key) -> int:
 
 
 def every() -> list[tuple[Path, Key, Machine]]:
-    """Return all that is kept, the newest first: file, what of its key people ask for, and machine."""
+    """Return all stored machines, the newest first: file, readable part of its key, machine."""
     folder, found = folder_of("machines"), []
     for file in sorted(folder.glob("*.json") if folder else (), key=lambda each: -each.stat().st_mtime):
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, MachineError):

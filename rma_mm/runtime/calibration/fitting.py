@@ -58,7 +58,7 @@ def cost_of(points: Sequence[tuple[float, float, float]]) -> Cost:
 
 
 def scaled(table: Vector, wanted: Vector, unit: Vector) -> Vector:
-    """Return the x ≥ 0 by which table · x comes closest to what is wanted, each deviation in its own unit."""
+    """Return the x ≥ 0 that minimises |table · x − wanted|, with each deviation in its own unit."""
     scale = table.max(axis=0)
     scale[scale == 0] = 1.0
     found: Vector = nonnegative(table / scale / unit[:, None], wanted / unit) / scale

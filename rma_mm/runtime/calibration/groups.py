@@ -57,7 +57,7 @@ class CollectiveGroups:
         return Packed(self, columns)
 
     def overlaps(self) -> list[Overlap]:
-        """Long shifts, of what lies together and of what does not, and long sums, which every member owns a part of."""
+        """Return benchmarks of long shifts, contiguous and strided, and of long sums."""
         found = []
         for name, cols in (("shift", WIDTH), (f"shift{PACKED}", WIDTH // 2)):
             areas = [Region.box((0, rows * WIDTH // cols), (0, cols)) for rows in LONG]
@@ -162,7 +162,7 @@ class GroupBenchmark:
 
 
 class BusyGroupBenchmark(TransferBenchmark):
-    """A movement that half of the members begin and then multiply: what it takes the other half."""
+    """A movement during which half of the members multiply: measures the time of the other half."""
 
     def __init__(self, all_groups: CollectiveGroups, name: str, nbytes: int, parts: Sequence[Transfer]) -> None:
         super().__init__(all_groups.link, f"{name} busy", nbytes, all_groups.load(name), [])

@@ -81,7 +81,7 @@ def _always_open() -> None:
 
 
 class LocalScratch:
-    """Memory for the operands of products of any type, too much of it for a cache to hold."""
+    """Memory for operands of any type, larger than any cache."""
 
     def __init__(self) -> None:
         self.a, self.b, self.c = (np.full(OPERANDS, FILL, np.uint8) for _ in range(3))
@@ -168,7 +168,7 @@ class Products:
         ]
 
     def timed(self, seconds: Sequence[float]) -> tuple[list[Shape], list[float]]:
-        """Shapes, and the seconds of each on processors of its own, without those that would take too long."""
+        """Return shapes and their seconds on an idle processor, without those that would take too long."""
         shared = self.load if self.settles else 1.0
         kept = [(shape, each / shared) for shape, each in zip(self.shapes, seconds, strict=True) if each]
         return [shape for shape, _ in kept], [each for _, each in kept]

@@ -55,7 +55,7 @@ def machine_of(
 def remember_correction(
     comm: MPI.Intracomm, node_of: Sequence[int], *, threads: int, corrections: Mapping[str, float]
 ) -> None:
-    """Keep what products turned out to take, over what was predicted, by kind of movement.
+    """Store measured over predicted time by kind of movement.
 
     Every rank passes the same, after `machine_of`, which gives it from now on; rank 0 writes it. No communication.
     """

@@ -26,7 +26,7 @@ MOST = 4000  # small products that the multiply is made of at most
 
 
 def overlap_kind(name: str) -> str:
-    """Return the kind of movement that shares what is hidden with this one, whatever its windows.
+    """Return the kind of movement with the same hidden fraction, for any window.
 
     >>> overlap_kind("shared.get packed"), overlap_kind("broadcast"), overlap_kind("created.get busy")
     ('get packed', 'shift', 'get')
@@ -75,7 +75,7 @@ class Overlap:
         self.products = min(MOST, max(1, round(LONGER * move / max(1e-9, multiply))))
 
     def point(self, rounds: NDArray[np.float64]) -> tuple[float, float, float]:
-        """Return what the time of the transfer is made of: transfers, bytes, seconds of the quickest of a few.
+        """Return the terms of the transfer's time: transfers, bytes, and seconds of the quickest of a few.
 
         A get takes up to twice as long where its owner has begun to send before it asks for something itself: its
         seconds are the mean.
@@ -85,7 +85,7 @@ class Overlap:
         return self.load[0], self.load[1] * LONG[self.size] * WIDTH * 4, float(seconds)
 
     def exposed(self, rounds: NDArray[np.float64]) -> float:
-        """Return the seconds of it that no multiply hides, by the quickest of the rounds that count.
+        """Return its seconds that no multiply hides, from the quickest valid rounds.
 
         The processors of a host share them: so much of them each of its ranks has, and of the wire of its node.
         """

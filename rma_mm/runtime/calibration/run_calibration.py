@@ -84,7 +84,7 @@ def run_calibration(
 
 
 def _costs(points: dict[Pair, list[Point]], base: Machine | None) -> dict[str, dict[str, Cost]]:
-    """Costs of what was measured, beside those that were known.
+    """Return the measured costs together with the known ones.
 
     A busy target within a node: what waits for it takes no processor. So the points of what took longer than the ranks
     that share the processors explain are put right: a transfer, and that waiting. Between nodes, one transfer after
@@ -103,7 +103,7 @@ def _costs(points: dict[Pair, list[Point]], base: Machine | None) -> dict[str, d
 
 
 def _between(costs: Mapping[str, Cost], long: Mapping[str, tuple[Point, float]]) -> dict[str, Cost]:
-    """Return costs between nodes that agree with long transfers: their bandwidths, and what a multiply hides of them.
+    """Return costs between nodes that agree with long transfers: bandwidths, and the fraction that a multiply hides.
 
     long: movement → its point, and its seconds that no multiply hides. Links that let some bytes through at once make
     short transfers look fast: nothing is faster than long transfers are. What was not measured has the hidden share of
@@ -135,7 +135,7 @@ def _late(point: Point, idle: Cost) -> Point:
 
 
 def _complete(costs: dict[str, dict[str, Cost]], site: Site) -> None:
-    """Put what is nearest instead of what there was nothing to measure by."""
+    """Replace figures that could not be measured by the nearest ones."""
     if not site.has("node"):
         costs["node"] = {COPY: costs["own"][COPY]}
     elif USUAL not in costs["node"]:

@@ -38,7 +38,7 @@ LEAST, ROUNDS = 3, 15
 
 
 class Sample(NamedTuple):
-    """A stretch of time, in what time.perf_counter says: one clock for all processes of a host."""
+    """An interval of time.perf_counter, one clock for all processes of a host."""
 
     begin: float = inf
     end: float = 0.0
@@ -79,7 +79,7 @@ def sampled(
 
 
 def scatter(rounds: Sequence[NDArray[np.float64]]) -> float:
-    """Return by what share rounds that count differ: of the middle half of them, the median over all figures."""
+    """Return the relative spread of the valid rounds: of their middle half, the median over all figures."""
     if len(rounds) < LEAST:
         return 0.0
     low, middle, high = np.quantile(np.array(rounds[1:]), (0.25, 0.5, 0.75), axis=0)

@@ -36,7 +36,7 @@ SIDE = 512  # of the square products that targets are inside of
 
 
 def buffer() -> Array:
-    """Memory that has been touched: zeros, so that sums stay what they are."""
+    """Return memory that has been touched: zeros, so that sums remain zero."""
     made = np.empty((ROWS, WIDTH), np.float32)
     made.fill(0)
     return made
@@ -55,7 +55,7 @@ def at_once(transfer: Transfer) -> Act:
 
 
 class OneSided:
-    """A window of one flavour, and what is to be timed through it."""
+    """A window of one flavour, and the benchmarks that use it."""
 
     def __init__(
         self, comm: MPI.Intracomm, site: Site, flavour: str, room: Array, progress: Progress,
@@ -100,7 +100,7 @@ class OneSided:
         return [*found, self._case(link, "fetch_add", 0, pairs, self._tickets, busy)]
 
     def overlaps(self) -> list[Overlap]:
-        """Long gets and accumulates between nodes, of what lies together and of what does not."""
+        """Return benchmarks of long gets and accumulates between nodes, contiguous and strided."""
         pairs = self.site.pairs("between")
         load, target = self.site.pair_load("between", pairs), pairs.get(self.site.rank)
         found = []
@@ -176,7 +176,7 @@ class Contention(Case):
 def opened(
     comm: MPI.Intracomm, site: Site, flavours: Sequence[str], room: Array, progress: dict[bool, Progress], multiply: Act
 ) -> list[OneSided]:
-    """Windows of these flavours, except for those that cannot be had here. Collective over `comm`."""
+    """Open windows of these flavours, except for unavailable ones. Collective over `comm`."""
     found: list[OneSided] = []
     for flavour in flavours:
         needed = progress[find_flavour(flavour).needs_progress]

@@ -48,13 +48,13 @@ class Action:
         return None
 
     def begin(self, here: Here, is_met: bool) -> None:
-        """Begin what waits for nothing but A and B. is_met: whether barriers of the schedule are kept."""
+        """Begin the transfers that depend on A and B only. is_met: whether barriers of the schedule are kept."""
 
     def work(self, here: Here) -> None:
         raise NotImplementedError
 
     def finish(self, here: Here) -> None:
-        """Complete it: this rank's part of the result is there."""
+        """Complete the action, so that this rank's part of the result exists."""
 
     def checked(self, here: Here) -> AbstractContextManager[None]:
         return nullcontext()
@@ -79,7 +79,7 @@ class StepPlaces:
         return self.step.result, self.layouts[-1]
 
     def others(self, here: Here) -> list[NDArray[np.generic]]:
-        """This rank's parts of what element-wise work reads, as it reads them."""
+        """Return this rank's parts of the element-wise operands, in the result's orientation."""
         count = len(self.step.factors)
         pairs = zip(self.step.others, self.reads[count:], strict=True)
         return [here[place].T.tile if x.transposed else here[place].tile for x, place in pairs]
@@ -87,7 +87,7 @@ class StepPlaces:
 
 @dataclass
 class Multiplication(StepPlaces, Action):
-    """A product, and what is done to its elements on the way."""
+    """A product with its element-wise work."""
 
     plan: Plan
     running: Running | None = None
@@ -150,7 +150,7 @@ class Elementwise(StepPlaces, Action):
 
 @dataclass
 class AxisSums(StepPlaces, Action):
-    """Sums over axes: each rank those of its own part, into its part of `own`."""
+    """Sums over axes: each rank sums its own part, into its part of `own`."""
 
     cost: CostBreakdown
     own: Place  # the result, or what a conversion then adds up to it

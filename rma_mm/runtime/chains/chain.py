@@ -232,7 +232,7 @@ class ChainPlan:
 
     @property
     def greedy_seconds(self) -> float | None:
-        """The same for every product in turn on what is best for it alone."""
+        """Predicted seconds of an execution in which each product is planned by itself."""
         return self.greedy.seconds if self._prices.is_known else None
 
     # -- executing --------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class ChainPlan:
         return dict(out or {})
 
     def _check(self, name: str, matrix: DistMatrix, others: Sequence[tuple[str, DistMatrix]]) -> None:
-        """Raise where a matrix is not what the chain was planned for, or shares memory with others."""
+        """Raise an error for a matrix that differs from the planned one, or shares memory with another."""
         wanted = self.chain.matrices[name]
         facts = (wanted.dtype, wanted.shape, self.layouts[name])
         check_matrix(name, matrix, self.mesh, facts, (name, self.layouts[name]) in self._in_place, "chain")
@@ -410,7 +410,7 @@ class ChainPlan:
         return max(sizes)
 
     def _scratch(self, each: PricedConversion) -> int:
-        """Return bytes that this rank takes for a conversion beside its part of the copy."""
+        """Return the bytes that this rank needs for a conversion besides its part of the copy."""
         x = self.chain.matrices[each.name]
         return scratch_bytes(self.mesh, x.shape, x.dtype, each.source, each.target)
 
@@ -449,7 +449,7 @@ class ChainPlan:
             self._actions.append(Elementwise(step, layouts, CostBreakdown(seconds), self._prices.cost_model.kernel))
 
     def _add_sums(self, placed: StepPlaces, cost: CostBreakdown) -> None:
-        """Sums of ranks' own parts as the next action, and what brings them together. Collective."""
+        """Add sums of the ranks' own parts as the next action, and the reduction of these. Collective."""
         step, made = placed.step, self._matrices[placed.result]
         own = summands(step, placed.layouts[0], self.mesh.grid)
         assert own is not None
@@ -482,7 +482,7 @@ class ChainPlan:
     # -- in words ---------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        """The steps, their algorithms and placements, what is converted between them, and what all that takes."""
+        """Describe the steps, their algorithms and placements, the conversions, and the predicted seconds."""
         seconds = self._seconds, self._apart, self.greedy.seconds
         lines = [
             f"chain of {len(self.chain.products)} products on a mesh of {self.mesh.grid}",

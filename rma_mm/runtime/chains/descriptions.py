@@ -10,7 +10,7 @@ from rma_mm.policy.planner.tables import seconds_text, table
 
 
 def step_table(steps: Sequence[Step], answer: Answer, chosen: Sequence[tuple[str, float]]) -> str:
-    """The steps, what does each (`chosen`: algorithm and seconds), their placements, and what is converted between."""
+    """Return a table of the steps with their algorithms and seconds (`chosen`), placements and conversions."""
     rows = [["", "step", "algorithm", "A", "B", "C", "seconds"]]
     for number, (step, placed) in enumerate(zip(steps, answer.steps, strict=True)):
         rows += [_conversion_row(each) for each in placed.conversions]

@@ -70,7 +70,7 @@ class Frontier:
             return fit_memory(self.trials, limit)
 
     def plan(self) -> Plan:
-        """Return the plan of what is taken, or of the fastest where nothing is. Collective."""
+        """Return the plan of the chosen candidate, or of the fastest. Collective."""
         o, options = self.operands, self.operands.options
         if self.choices:
             options = replace(options, memory_limit=self.taken.peak_bytes)  # what it switches to takes no more
@@ -82,7 +82,7 @@ class Frontier:
 
 
 def divide_memory(mesh: Mesh, frontiers: Sequence[Frontier], taken: int, limit: int) -> None:
-    """Take of each frontier what together fits the limit, at least loss of time. Collective.
+    """Choose a candidate of each frontier so that all fit the limit with the least loss of time. Collective.
 
     taken: bytes that this rank holds of everything else. Raises MemoryLimitError if nothing fits.
     """

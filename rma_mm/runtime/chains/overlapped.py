@@ -108,7 +108,7 @@ class Overlapped:
             self._meet(here, END)
 
     def _meet(self, here: Here, why: int) -> None:
-        """Let all ranks see what each stored."""
+        """Make every rank's stores visible to all ranks."""
         windows = {matrix.block.window for matrix in here.values()}
         for window in windows:
             window.sync()
@@ -119,7 +119,7 @@ class Overlapped:
     # -- what begins when -------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Find out where ranks have to meet, and what may begin early, where plans are not those of before."""
+        """Find where ranks must meet and which transfers may begin early, if plans have changed."""
         schedules = [action.schedule for action in self.actions]
         if schedules == self.schedules:
             return

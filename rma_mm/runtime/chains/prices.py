@@ -68,7 +68,7 @@ class Prices:
         self.table: dict[tuple[int, Places], float] = {}
 
     def _usual(self) -> CostModel:
-        """Return the tariff of the last product, or of one such as this chain might have. Collective."""
+        """Return the cost model of the chain's last product, or of a typical one. Collective."""
         if self.tariffs:
             return self.tariffs[max(self.tariffs)][False, False]
         first = next(iter(self.chain.matrices.values()))
@@ -115,7 +115,7 @@ class Prices:
         return seconds + (self.elementwise(number, step.result, layouts[-1]) if step.work is not None else 0.0)
 
     def elementwise(self, number: int, name: str, layout: Layout) -> float:
-        """Return seconds of what is done to elements of a matrix in a step."""
+        """Return the seconds of the element-wise work on a matrix in a step."""
         cost_model = replace(self.cost_model, itemsize=self.chain.matrices[name].dtype.itemsize)
         step = self.chain.steps[number]
         return elementwise_seconds(self.mesh.grid, step, self.shapes[name], layout, cost_model)

@@ -165,7 +165,7 @@ class _Sums:
             )
 
     def nothing(self, layout: Layout | None) -> Any:
-        """Return the result of sums over an index without extent, whatever the operands hold. Collective."""
+        """Return the result of sums over an empty index. Collective."""
         shape, identity = self.subscripts.shape, self.semiring.identity(self.dtype)
         if not shape:
             return self.dtype.type(identity)
@@ -195,7 +195,7 @@ class _Sums:
         return None if made is None else Term(every[-1].names, as_array(made))
 
     def _alone(self, number: int, terms: list[Term], output: Indices) -> Term:
-        """Return an operand without what it has but one of, where others have more, and summed over what is its own."""
+        """Return an operand summed over indices of its own, without broadcast dimensions."""
         term, extents = terms[number], dict(self.subscripts.extents)
         term = dropped(term, [name for name in term.names if term.extent(name) != extents[name]])
         others = {name for n, other in enumerate(terms) if n != number for name in _long(other, extents)}
@@ -237,7 +237,7 @@ class _Sums:
         return plan.execute(given[0], given[1], out)
 
     def finished(self, term: Term, layout: Layout | None, lent: Sequence[object]) -> Any:
-        """The result as it is returned, on other memory than the operands', whose keys are `lent`. Collective."""
+        """Return the result on memory that is not the operands' (`lent` has their keys). Collective."""
         mesh, output = self.mesh, self.subscripts.output
         if not output:
             number = term.x if isinstance(term.x, np.ndarray) else term.x.to_numpy()

@@ -153,7 +153,7 @@ def pairs(subscripts: Subscripts, operands: Sequence[Indices]) -> list[Pair]:
 
 
 def _pair(one: tuple[int, Indices], other: tuple[int, Indices], needed: set[str], output: Indices) -> Pair:
-    """Return the product of two, by number and indices, summed over what nothing else needs."""
+    """Return the product of two operands, by number and indices, summed over indices that nothing else needs."""
     (a, left), (b, right) = (one, other) if _begins_with(one[1], other[1], output) else (other, one)
 
     def ordered(names: Iterable[str]) -> Indices:
@@ -167,7 +167,7 @@ def _pair(one: tuple[int, Indices], other: tuple[int, Indices], needed: set[str]
 
 
 def _begins_with(a: Indices, b: Indices, output: Indices) -> bool:
-    """True if of what two operands do not share the result has A's indices first."""
+    """True if the unshared indices of the result begin with A's."""
     mine, others = (
         [output.index(x) for x in one if x in output and x not in other] for one, other in ((a, b), (b, a))
     )

@@ -27,8 +27,7 @@ class Accumulator:
     pushed: bool = False
     """True if ranks accumulate into each other's C. The least and the greatest floats are then sought among keys,
     which C holds from when it is opened until it is closed: MPI's MIN and MAX lose NaN."""
-    through_windows: bool = True
-    """True if windows add as the semiring does; else each rank adds to its own C alone."""
+    through_windows: bool = True  # true if windows add as the semiring does; else each rank adds to its own C alone
 
     def are_keys(self, home: Ref, dtype: np.dtype[Any]) -> bool:
         return self.pushed and home.buffer == "C" and self.semiring.reduction.order != 0 and has_keys(dtype)
@@ -48,7 +47,7 @@ class Accumulator:
         return add
 
     def open(self, c: Array, old: Array | None, beta: Any, keys: bool) -> None:
-        """Make `c` what sums begin with: `old` times beta (`c` itself where that is None), or nothing if beta is 0.
+        """Initialise `c` for sums: `old` times beta (`c` itself if `old` is None), or zero if beta is 0.
 
         `keys`: what it then holds.
         """

@@ -55,7 +55,7 @@ class Places:
         return self.whole(ref, summing)[tuple(span.as_slice() for span in where)]
 
     def whole(self, ref: Ref, summing: bool) -> NDArray[Any]:
-        """Return the dense array that stores what `ref` names a part of."""
+        """Return the dense array that contains `ref`."""
         rows, cols = self.schedule.holds(ref).shape
         if isinstance(ref.buffer, Slot):  # as its home is stored, so that both are contiguous in the same direction
             frame = self.frame(ref)
@@ -79,7 +79,7 @@ class Places:
         return self.whole(ref, summing=False), self.schedule.holds(ref).locate(ref.region)
 
     def is_upright(self, ref: Ref) -> bool:
-        """True if an operand is stored row by row: what a group moves lies in the same order on all its ranks."""
+        """True if an operand is stored row by row, the order in which groups move it on all ranks."""
         x = ref.operand
         return x == "C" or (x + STAGE if x + STAGE in self.schedule.homes else x) not in self.memory.transposed
 

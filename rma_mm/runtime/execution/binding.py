@@ -118,7 +118,7 @@ class Binding:
             slots.leave()
 
     def all(self, program: Sequence[Op], slots: Slots | None) -> None:
-        """The operations one by one, and before each what poisons scratch that is over."""
+        """Yield the operations, each after the poisoning of scratch that has become free."""
         for op in program:
             if slots is not None:
                 slots.enter(op)
@@ -272,7 +272,7 @@ class Binding:
         return self.places.memory.node_scratch
 
     def fetch(self, slot: Slot) -> Fetch:
-        """Return the fetch of a slice, held back by what was awaited just before it."""
+        """Return the fetch of a slice, which waits for the event awaited just before it."""
         if slot.name not in self.fetches:
             self.fetches[slot.name] = Fetch(self.node_scratch, [self.node_scratch.is_due(op) for op in self.gates])
             self.gates = []
@@ -322,7 +322,7 @@ class Binding:
         self.act(multiply, op)
 
     def fused_scales(self, program: Sequence[Op]) -> set[int]:
-        """Scales by beta that the next Multiply does on the way, and those Multiplies (by identity)."""
+        """Return the scales by beta that the next Multiply includes, and those Multiplies (by identity)."""
         fused: set[int] = set()
         if self.places.memory.shadow is not None:
             return fused
@@ -336,7 +336,7 @@ class Binding:
 
     @handlers.on(ops.Scale)
     def scale(self, op: ops.Scale) -> None:
-        """Open a region: with nothing in it, or beta times what C holds."""
+        """Open a region: as zeros, or as beta times C."""
         self.wait(f"read {name}" for name in slots([op.c]))
         if id(op) in self.fused:
             return

@@ -45,13 +45,13 @@ class Pushes:
         self.before: dict[str, Array] = {}  # contents of this rank's homes when the ranks last met
 
     def begin(self) -> None:
-        """A run begins, or goes on after a meeting: nothing is added before every rank has kept what it holds."""
+        """Begin a run or a phase of it: no rank adds before every rank has saved its homes."""
         self.checks.pushed.clear()
         self.before = {name: block.local.copy() for name, block in self.blocks.items()}
         barrier(self.mesh.active)
 
     def meeting(self, meet: Callable[[], None]) -> Callable[[], None]:
-        """A barrier of the schedule, after which what was added is compared."""
+        """Return a barrier of the schedule that compares the homes with what was added."""
 
         def checked() -> None:
             meet()
@@ -61,12 +61,11 @@ class Pushes:
         return checked
 
     def end(self) -> None:
-        """The run is over, and what this rank added is complete at its targets."""
         barrier(self.mesh.active)
         self.compare()
 
     def compare(self) -> None:
-        """Note where this rank's homes are not what they were and what was added."""
+        """Record where this rank's homes differ from their old content plus the contributions."""
         to: list[list[Entry]] = [[] for _ in range(self.mesh.active.size)]
         for push in self.checks.pushed:
             name = next(x for x, b in self.blocks.items() if b.key == (push.window, push.target.offset))

@@ -16,7 +16,7 @@ from rma_mm.windows.channel import Channel
 
 @dataclass(frozen=True)
 class Bound:
-    """A transfer, and what it has to do with the transfers around it."""
+    """A transfer with its dependencies on other transfers."""
 
     transfer: Transfer
     after: list[str]  # names of the transfers that must complete before it starts

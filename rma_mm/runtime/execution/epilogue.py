@@ -38,7 +38,7 @@ class EpilogueBinder:
         return self.places.schedule.home("C", self.places.rank)[self.axis].indices
 
     def refresh(self) -> None:
-        """Take the bias anew, whose values have changed. What is bound already reads it where it is."""
+        """Read the bias again after its values have changed. What is bound already reads it where it is."""
         if self.bias is not None and self.epilogue is not None:
             self.bias[...] = self.epilogue.bias[self.own]
 

@@ -86,7 +86,7 @@ class Executable:
     # -- in parts, where the caller lets ranks meet (within `under_way`) ---------------------------
 
     def begin(self, progress: Progress | None = None, opening: slice = slice(0)) -> None:
-        """Begin what waits for nothing but A and B, which are there. opening: actions that are done before it."""
+        """Begin the transfers that depend on A and B only. opening: actions that are done before it."""
         self.progress, self.done_work, self.claims = progress, 0.0, []
         self.sync()
         if self.memory.node_scratch is not None and self.memory.node_scratch.blocks:
@@ -112,7 +112,7 @@ class Executable:
             window.sync()
 
     def flush(self) -> None:
-        """Complete what this rank started at its targets, and make its stores seen."""
+        """Complete this rank's accumulates at their targets, and make its stores visible."""
         for window in self.windows:
             window.flush()
             window.sync()
@@ -183,9 +183,9 @@ class Executable:
 
 @contextmanager
 def under_way(mesh: Mesh, kept: object) -> Iterator[None]:
-    """Around what ranks run together once they have agreed. kept: what transfers may still write to where it fails.
+    """Run a block after all ranks have agreed; if it fails on a rank, abort the product on all of them.
 
-    What one rank cannot do all raise, and nothing can be agreed on any more.
+    Nothing can be agreed on any more then. kept: buffers that transfers may still write to.
     """
     try:
         with mesh.progress:
@@ -199,7 +199,7 @@ def under_way(mesh: Mesh, kept: object) -> Iterator[None]:
 
 
 class Running:
-    """One run of an executable as metrics see it: `noted` around it, or each part of it, and `end` behind it."""
+    """One run of an executable, as metrics see it: `noted` surrounds it or its parts, `end` follows it."""
 
     def __init__(self, executable: Executable, watch: ProductWatch) -> None:
         self.executable, self.watch = executable, watch
@@ -232,7 +232,7 @@ class Running:
 
 
 class Listener:
-    """A user's progress callback, whose error must wait: others need this rank until the product is complete."""
+    """A user's progress callback whose error is kept until the product is complete, as others need this rank."""
 
     def __init__(self, tell: Progress) -> None:
         self.tell = tell

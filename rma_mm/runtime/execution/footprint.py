@@ -19,7 +19,7 @@ def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
 
 
 def standing_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
-    """Bytes of it that no operation changes, so that none need be made: tiles, and what the plan adds to them."""
+    """Return the bytes that operations do not change: tiles, and the matrices that the plan adds."""
     if not mesh.is_member:
         return 0
     c_dtype = operands.c.dtype
@@ -39,7 +39,7 @@ def standing_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
 
 
 def scratch_used(mesh: Mesh, schedule: Schedule, operands: Operands, ops: list[Op]) -> int:
-    """Return bytes that this rank's operations, `ops`, need beside that."""
+    """Return the bytes of scratch that this rank's operations `ops` need."""
     frames = frame_sizes(ops, mesh.rank)
     total = sum(size * frame_dtype(operands, schedule, frame).itemsize for frame, size in frames.items())
     return total + max((_kernel_bytes(op, operands) for op in ops), default=0)

@@ -75,12 +75,12 @@ class NodeScratch:
         self.begun[:] = self.counts[self.mesh.rank]
 
     def post(self, event: str) -> None:
-        """Count up; what this rank did before is seen by whoever sees the count."""
+        """Count up; stores before it are visible to whoever sees the count."""
         self.window.sync()
         self.counts[self.mesh.rank][EVENTS.index(event)] += 1
 
     def is_due(self, op: Await) -> Callable[[], bool]:
-        """True if what `op` awaits is posted."""
+        """True if the event that `op` awaits has been posted."""
         at = EVENTS.index(op.event)
         counts = [self.counts[rank] for rank in op.group]
 

@@ -87,7 +87,7 @@ class ProductOptions:
         return int(self.check.removeprefix("every=") or 0)
 
     def is_so(self, name: str) -> bool:
-        """Return a flag, whatever says it. Raises OptionError for what says neither."""
+        """Return a flag as a bool. Raises OptionError for what says neither."""
         return flag(name, getattr(self, name))
 
 

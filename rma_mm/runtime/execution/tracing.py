@@ -136,7 +136,7 @@ def transfer_noted(trace: Trace | None, transfer: Transfer, op: Op, places: Plac
 
 
 def call_facts(op: Op, places: Places) -> Facts:
-    """Return the operation as maths; of a product its multiply-adds too, and what it reads instead of other ranks."""
+    """Return the operation as maths, with a product's multiply-adds and the operands it reads in place."""
     facts: Facts = {"operation": str(op), "step": op.step}
     if isinstance(op, Multiply):
         viewed = [ref for ref in (op.a, op.b) if ref.rank != places.rank]
@@ -170,7 +170,7 @@ def transfer_facts(op: Op, places: Places) -> Facts:
 
 
 def itemsize(op: Op, ref: Ref, places: Places) -> int:
-    """Return bytes of an element on its way: of what is added, those of the sum."""
+    """Return the bytes of an element in transit; for accumulates, those of the sum's type."""
     if isinstance(op, Accumulate):
         assert isinstance(op.dst.buffer, str)
         block, _ = places.block(op.dst.buffer, summing=True)

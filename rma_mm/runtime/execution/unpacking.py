@@ -32,7 +32,7 @@ class Unpacked:
 
 
 def is_packed(schedule: Schedule, op: Copy, in_reach: bool, is_cast: bool) -> bool:
-    """Return whether a copy is to land apart: where it is cast, or would have to be scattered on its way.
+    """True if a copy must land in a buffer first: it is converted, or would be scattered in transit.
 
     Of a redistribution alone: what a product copies goes into scratch of its own, or is counted as going to its place.
     in_reach: whether the window that it comes from lets this rank load it.

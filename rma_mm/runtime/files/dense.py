@@ -97,7 +97,7 @@ class DenseSink:
         cls, path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any], stored: np.dtype[Any],
         header: bytes = b"",
     ) -> Self:
-        """Return the whole file under a temporary name, so that what can fail fails before the multiplication.
+        """Reserve the whole file under a temporary name, so that a full disk fails before the multiplication.
 
         Raises FileFormatError naming the path and why it cannot be written.
         """

@@ -64,7 +64,7 @@ class Source(Readable, Protocol):
         """Raise where the file is no longer the one that was opened."""
 
     def again(self) -> Readable:
-        """Return the same file opened once more to check a result, to be read by other code where there is any.
+        """Open the same file again to check a result, with other code if there is any.
 
         This, and reading it, may also raise OSError and ValueError.
         """
@@ -179,7 +179,7 @@ def named_in(path: Path, kind: str | None = None) -> tuple[Name, Format]:
 
 
 def element_type(name: str, kind: np.dtype[Any], said: Any) -> np.dtype[Any]:
-    """Return the type of elements once read, of those in a file that a library reads. Raises FileFormatError.
+    """Return the element type in memory for a type that a library reads. Raises FileFormatError.
 
     said: what the user says that it is, or None.
     """

@@ -58,7 +58,7 @@ class Journal:
 
     @staticmethod
     def resume(final: str) -> Journal:
-        """That of a job that was ended, without what was half written. Raises FileFormatError."""
+        """Return the journal of an interrupted job, without a half-written line. Raises FileFormatError."""
         path = final + JOURNAL
         try:
             remove_left_behind(path)  # of one that was ended as it began
@@ -87,7 +87,7 @@ class Journal:
         return Journal(path, lines[0], {line["block"]: line["sum"] for line in lines[1:]})
 
     def require(self, facts: Mapping[str, Any]) -> None:
-        """Raise FileFormatError if what is to be computed now is not what was begun."""
+        """Raise FileFormatError if the job differs from the one that began the journal."""
         for name, now in facts.items():
             was = self.facts.get(name)
             if was != json.loads(json.dumps(now)):

@@ -47,7 +47,7 @@ class Name:
 
 
 def split(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """(file, matrix in it) of what a format that holds several is given; what is there as a path is not parted.
+    """Split a path into (file, matrix in it); an existing file's path is not split.
 
     >>> split("data.h5::/group/A")
     ('data.h5', '/group/A')
@@ -101,7 +101,7 @@ def _through(text: str, folders: Collection[str]) -> tuple[str, str]:
 
 
 def _part(text: str, words: str) -> tuple[slice, slice]:
-    """Return rows and columns of what stands in the brackets."""
+    """Return the rows and columns in brackets."""
     parts = [_slice(word.strip()) for word in words.split(",")]
     if len(parts) > 2 or None in parts:
         raise FileFormatError(

@@ -125,7 +125,7 @@ def _stored_type(name: str, descr: Any) -> np.dtype[Any]:
 
 
 def _element_type(name: str, stored: np.dtype[Any], said: np.dtype[Any] | None) -> np.dtype[Any]:
-    """Return the element type in memory for what is stored, given what the user said it is."""
+    """Return the element type in memory for the stored type, given the user's `dtype`."""
     if stored.hasobject:
         raise FileFormatError(f"{name}: holds pickled objects, which are never loaded; save it with .astype(float)")
     if stored == np.dtype("V2") and BFLOAT16 is not None:

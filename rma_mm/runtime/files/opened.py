@@ -111,11 +111,11 @@ class Opened:
         self._live.check()
 
     def again(self) -> Readable:
-        """The same once more, to check a result. Raises OSError, ValueError too."""
+        """Return the same matrix, opened again to check a result. Raises OSError, ValueError too."""
         return _Again(self, self._live.again())
 
     def close(self) -> None:
-        """Read no more of it. May be repeated."""
+        """Close the file. May be repeated."""
         self._source = None
 
     def __enter__(self) -> Opened:
@@ -157,7 +157,7 @@ def _box(slices: tuple[slice, slice], shape: Shape) -> Region:
 
 
 class _Again:
-    """A matrix read once more by another reader, or the part of it."""
+    """A matrix, or a part of one, that another reader reads again."""
 
     def __init__(self, first: Opened, reader: Readable) -> None:
         self._first, self._reader = first, reader

@@ -129,7 +129,7 @@ class Output:
         return output
 
     def kept(self) -> dict[str, Any]:
-        """Let the file stay where the job ends early; what it can be made again from, as JSON has it. On rank 0."""
+        """Keep the temporary file if the job ends early; return JSON from which it can be reopened. On rank 0."""
         held: Unfinished = vars(self.sink)["held"]
         held.keep()
         return {"final": held.path} | {

@@ -151,7 +151,7 @@ class LazyTile:
         return found.T if self.is_turned else found
 
     def _part(self, region: Region) -> NDArray[Any]:
-        """Some of it; of rows, or columns, that are looked at in their order those that follow are read on the way."""
+        """Return some rows or columns; if they are requested in order, the following ones are read ahead."""
         for dim in (0, 1):
             own, other = self.region[dim], self.region[1 - dim]
             if region[1 - dim] != other or not region or not (own.is_contiguous and region[dim].is_contiguous):
@@ -176,7 +176,7 @@ class LazyTile:
 
 
 def _positions(span: Span, index: Index) -> tuple[Span, NDArray[np.int64] | None]:
-    """Return the indices of a span at some positions, and in what order they are wanted where that is not theirs."""
+    """Return the indices of a span at some positions, and their requested order if that differs."""
     if isinstance(index, slice):
         start, stop, step = index.indices(len(span))
         at = Span.range(start, max(start, stop)) if step == 1 else Span((n, n + 1) for n in range(start, stop, step))

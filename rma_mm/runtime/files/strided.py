@@ -24,7 +24,7 @@ CACHED = 0.5  # fraction of free memory that a file may occupy when it is read a
 
 
 def read_rows(descriptor: int, begin: int, pitch: int, out: NDArray[np.uint8]) -> int:
-    """Fill the first rows of `out` (rows, bytes) from the file, whose rows lie `pitch` bytes apart; how many it filled.
+    """Fill the first rows of `out` from the file, whose rows lie `pitch` bytes apart; return their number.
 
     Fewer than all where they are too few to be worth it, or the system does not do it, or says that something is wrong.
     """

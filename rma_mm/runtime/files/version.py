@@ -50,7 +50,7 @@ def identity_of(found: os.stat_result) -> tuple[int, int, int, int]:
 
 @contextmanager
 def examined(path: str, suffix: str = "") -> Iterator[tuple[int, Version]]:
-    """A descriptor to read what a file says of itself by, and its version. Raises FileFormatError."""
+    """Return a descriptor to read a file's header by, and the file's version. Raises FileFormatError."""
     try:
         with opened(path, suffix) as descriptor:
             yield descriptor, Version(path, identity_of(os.fstat(descriptor)))

@@ -108,7 +108,7 @@ def checked_extents(shape: Any) -> tuple[int, ...]:
 
 
 def checked_shape(shape: Any) -> Shape:
-    """`shape` as two whole numbers of at least 0, and not beyond what 64 bits count. Raises ShapeError."""
+    """Return `shape` as two whole numbers of at least 0, within 64 bits. Raises ShapeError."""
     try:
         rows, cols = (index(n) for n in shape)
     except (TypeError, ValueError):

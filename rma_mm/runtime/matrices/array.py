@@ -144,7 +144,7 @@ class DistArray(Distributed):
         return self.folded.facts
 
     def reshaped(self, shape: tuple[int, ...], layout: Layout) -> DistArray | None:
-        """Return the same memory as an array of another shape, whose parts lie in the same order as this one's.
+        """Return the same memory as an array of another shape with parts in the same order.
 
         None if some rank's part is not dense. Local.
         """
@@ -238,10 +238,7 @@ class DistArray(Distributed):
         self.folded.tile[...] = other.folded.tile
 
     def close(self) -> None:
-        """Release the memory, which is free once every rank has done so.
-
-        Local; may be repeated.
-        """
+        """Release the memory, which is free once every rank has done so. Local; may be repeated."""
         self.folded.close()
 
     def __enter__(self) -> Self:

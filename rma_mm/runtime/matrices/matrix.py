@@ -69,7 +69,7 @@ class Multiplicand:
             self.tile[...] = 0
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return all of it where this rank alone is the mesh; elsewhere OptionError: to gather is a collective call."""
+        """Return the whole matrix on a mesh of one rank; else raise OptionError, as gathering is collective."""
         if self.mesh.size > 1:
             raise OptionError(
                 f"matrix of {self.shape} over {self.mesh.size} ranks: to gather it into an array is collective, which "
@@ -467,7 +467,7 @@ def overlap(one: DistMatrix, other: DistMatrix) -> bool:
 def check_memory(
     A: DistMatrix, B: DistMatrix, out: DistMatrix | None, c: DistMatrix | None, own: DistMatrix | None
 ) -> None:
-    """Raise LayoutError if a result, or what is added to it, is memory that a product must leave as it is.
+    """Raise LayoutError if a result, or a summand of it, shares memory that a product must not change.
 
     own: where the result goes if `out` is None, if it is there already.
     """
@@ -506,7 +506,7 @@ def fill(tile: NDArray[Any], region: Region, f: Elements) -> None:
 def check_matrix(
     name: str, matrix: object, mesh: Mesh, facts: tuple[Any, tuple[int, int], Layout], in_place: bool, what: str
 ) -> None:
-    """Raise where an operand is not what a plan, or a chain (`what`), was made for.
+    """Raise an error for an operand that differs from the one a plan, or a chain (`what`), was made for.
 
     facts: its element type, shape and placement. in_place: whether node-mates read its memory where it lies. Raises
     LayoutError, MeshError, DtypeError, ShapeError.

@@ -80,7 +80,7 @@ class Redistribution:
         return self.bound[key]
 
     def _make_landing(self, homes: dict[str, Block]) -> None:
-        """Have memory for what does not come straight to its place from these homes."""
+        """Allocate memory for data from these homes that cannot go directly to its place."""
 
         def in_reach(op: Copy) -> bool:
             return homes[str(op.src.buffer)].window.reaches(op.src.rank)
@@ -90,7 +90,7 @@ class Redistribution:
             self.frames[LANDING] = np.empty(size, self.frames[LANDING].dtype)
 
     def forget(self, window: Window) -> None:
-        """Drop what is bound to a window that is about to be closed."""
+        """Drop operations bound to a window that will be closed."""
         for key in [key for key, executable in self.bound.items() if window in executable.windows]:
             self.bound.pop(key).close()
 

@@ -99,10 +99,7 @@ class Stored:
         return FLAVOURS[self.block.window.flavour].loads_on_node
 
     def close(self) -> None:
-        """Release the memory, which is free once every rank has done so.
-
-        Local; may be repeated.
-        """
+        """Release the memory, which is free once every rank has done so. Local; may be repeated."""
         self._block = None
 
     def __enter__(self) -> Self:

@@ -60,7 +60,7 @@ class FileMatrix(DistMatrix):
 
     @property
     def file(self) -> FileWindow:
-        """The file, and what was read of it."""
+        """Return the file, and the amount read of it."""
         window: Any = self.block.window
         assert isinstance(window, FileWindow)
         return window
@@ -174,7 +174,7 @@ class Reading:
 
 @contextmanager
 def read_again(*matrices: Any) -> Iterator[list[Any]]:
-    """Around a check: the matrices as it looks at them, those in files to be read once more. Collective.
+    """Yield the matrices for a check, with those in files read again. Collective.
 
     Raises FileFormatError on every rank where a file cannot be read again.
     """

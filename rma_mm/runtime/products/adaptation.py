@@ -68,7 +68,7 @@ class Adaptation:
         return self._is_due
 
     def _judged(self, now: PlanChoice, watch: Watch) -> PlanChoice | None:
-        """Learn from what was seen, and go over where that is better. Collective."""
+        """Learn from the observed times, and switch plans if that is better. Collective."""
         if watch.is_new:
             self._learn(now, watch)
         if watch.should_change():
@@ -77,7 +77,7 @@ class Adaptation:
         return self._late(self._set_aside, watch) if watch.should_return() else None
 
     def _late(self, other: PlanChoice | None, watch: Watch) -> PlanChoice | None:
-        """Go over to `other` as what is in force is late; if there is none, keep that for good."""
+        """Switch to `other` because the current plan is late; if there is none, keep the plan for good."""
         if other is None:
             self._watch = None
             return None
@@ -87,7 +87,7 @@ class Adaptation:
         return replace(other, instead=text)
 
     def _following(self, now: PlanChoice) -> PlanChoice | None:
-        """Go over to what is best by the shares that slow ranks are left with now. Collective."""
+        """Switch to the best plan for the remaining shares of slow ranks. Collective."""
         if self._steps == self._first_steps:
             self._usual = now
         self._steps = self.mesh.metrics.relief.steps
@@ -122,7 +122,7 @@ class Adaptation:
         return None if any(other.operands[x].in_place is None for x in new) else other  # may come from anywhere
 
     def _learn(self, now: PlanChoice, watch: Watch) -> None:
-        """Correct the calibration by what was observed. Collective."""
+        """Correct the calibration by the observed times. Collective."""
         mesh, corrected = self.mesh, watch.correction(now.chosen.correction)
         if corrected is not None:
             kind = now.chosen.kind

@@ -122,7 +122,7 @@ class BlockedProduct:
         return FileMatrix.of(x, file.part(*((cols, rows) if is_turned else (rows, cols))), self.mesh, self._reading)
 
     def _plan(self, region: Region) -> Plan:
-        """The plan of blocks of such a shape, in memory that those of other shapes have given back. Collective."""
+        """Return the plan of blocks of such a shape, reusing the memory of those of other shapes. Collective."""
         if self._kept is None or self._kept.c_shape != region.shape:
             self.close()
             choice = self._choices.get(region.shape)
@@ -131,7 +131,7 @@ class BlockedProduct:
         return self._kept
 
     def _new_plan(self, region: Region) -> Plan:
-        """Return a plan of blocks of such a shape, which a job that goes on computes to the same bits. Collective."""
+        """Return a plan of blocks of such a shape, with which a resumed job computes the same bits. Collective."""
         options, shape = dict(self.options) | {"deterministic": True}, region.shape
         options["symmetric"] = False  # a block on the diagonal may be, and no other
         epilogue: Epilogue | None = options.get("epilogue")

@@ -29,7 +29,7 @@ def choose_plan(mesh: Mesh, operands: Operands, kind: str = "") -> PlanChoice:
 
 
 def memory_trials_of(mesh: Mesh, operands: Operands, kind: str = "") -> list[MemoryTrial]:
-    """Return the candidates of a product, whose memory is still to be looked at. As `settle`."""
+    """Return the candidates of a product as memory trials. As `settle`."""
     request = request_of(mesh, operands, cost_model_of(mesh, operands))
     found = choose(request, _priced_by(mesh, request))
     able = [each for each in found if kind in ("", each.kind)]

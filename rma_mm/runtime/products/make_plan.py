@@ -100,7 +100,7 @@ def planned(
     A: Given, B: Given, mesh: Mesh, layout: str | Layout | None, options: ProductOptions, before: Plan | None = None,
     workspace: NDArray[np.uint8] | None = None,
 ) -> Plan | BatchPlan:
-    """`make_plan` for such options, or the plan `before` where it would be the same again. Collective."""
+    """Return `make_plan` for these options, or the plan `before` if it would be the same. Collective."""
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
         options = options.normalised()
         check_workspace(workspace)
@@ -180,7 +180,7 @@ def describe(x: object) -> str:
 
 
 def operand_of(name: str, x: Given, mesh: Mesh) -> Operand:
-    """Return an operand as it lies, or is to lie. Raises MeshError, ShapeError, LayoutError, DtypeError."""
+    """Return an operand with its layout, if it has one. Raises MeshError, ShapeError, LayoutError, DtypeError."""
     if isinstance(x, Operand):
         if x.shape == ():
             raise ShapeError(f"{name}: got a number; matmul takes matrices and batches of them")
@@ -232,7 +232,7 @@ def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None,
 
 
 def check_limit(limit: object) -> None:
-    """Raise OptionError for what is no memory limit."""
+    """Raise OptionError for an invalid memory limit."""
     if limit is not None and (not isinstance(limit, Integral) or limit < 0):
         raise OptionError(f"memory_limit: got {limit!r}; must be a whole number of bytes, at least 0")
 
@@ -272,7 +272,7 @@ def _with_epilogue(operands: Operands) -> Operands:
 
 
 def _probe(operands: Operands) -> None:
-    """Find out now whether the kernel takes these types (and compile it, if it is to be compiled)."""
+    """Try now if the kernel supports these types, and compile it if needed."""
     dtypes = (operands.a.dtype, operands.b.dtype, operands.accum_dtype)
     a, b, c = (np.zeros((2, 2), dtype) for dtype in dtypes)
     if operands.options.epilogue is not None:

@@ -35,7 +35,7 @@ PLANS = 16  # plans that `matmul` keeps for a mesh, with their scratch memory
 
 
 class PlanCache:
-    """The plans that `matmul` keeps of a mesh's products, by what was asked for. All ranks keep and forget alike."""
+    """The plans that a mesh keeps for `matmul`, by request. All ranks keep and forget alike."""
 
     def __init__(self) -> None:
         self.plans: OrderedDict[tuple[object, Steps], AnyPlan] = OrderedDict()
@@ -50,7 +50,7 @@ class PlanCache:
         return found
 
     def plan(self, asked: object, steps: Steps, make: Callable[[Any], AnyPlan]) -> tuple[AnyPlan, bool]:
-        """The plan for what is asked, with shares as in `Relief.steps`; and whether another did this product last.
+        """Return the plan for a request, with the shares of `Relief.steps`, and whether another plan served it last.
 
         make: returns the plan that it is passed, which did it last, where none is better; else a new one.
         """
@@ -223,7 +223,10 @@ def _place(
 
 
 def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: ProductOptions) -> Any:
-    """A plan for such operands: kept from an earlier call, or made. All ranks keep and forget alike. Collective."""
+    """Return a plan for these operands: kept from an earlier call, or new.
+
+    All ranks keep and forget alike. Collective.
+    """
     a, b = (
         Operand(x.shape, x.dtype) if isinstance(x, np.ndarray) else operand_of(name, x, mesh)
         for name, x in zip("AB", given, strict=True)

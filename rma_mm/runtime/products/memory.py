@@ -57,7 +57,7 @@ def memory_trials(
 
 
 def fit_memory(trials: list[MemoryTrial], limit: int | None) -> PlanChoice:
-    """The product with the first candidate and tuning whose memory fits the limit. Collective over all of the mesh.
+    """Choose the first candidate and tuning whose memory fits the limit. Collective over all of the mesh.
 
     limit: bytes, at most the limit that the trials were made with. What is found out of them is kept for other limits.
 
@@ -122,7 +122,7 @@ def require_free(comm: MPI.Intracomm, node_of: Sequence[int], own: int) -> None:
 
 @dataclass
 class MemoryTrial:
-    """A candidate in each of its tunings, and what is known of the memory that they need."""
+    """A candidate in each of its tunings, with the memory that they are known to need."""
 
     mesh: Mesh
     operands: Operands
@@ -179,7 +179,7 @@ class MemoryTrial:
         return None
 
     def look(self, tuning: Tuning) -> tuple[Schedule, bool]:
-        """Make a schedule and note what it needs; with it, whether its sums have a fixed order. Collective."""
+        """Generate a schedule and record its memory, and whether its sums have a fixed order. Collective."""
         schedule = remembered(lower(self.candidate.algorithm, self.problem, tuning))
         ops = all_ops(schedule, self.mesh)
         scratch = scratch_used(self.mesh, schedule, self.operands, ops)
@@ -202,7 +202,7 @@ class MemoryTrial:
         return schedule, not pushed
 
     def far(self, schedule: Schedule, ops: list[Op]) -> int:
-        """Bytes of this rank's scratch that panels of any width share out: sums, and what comes from out of reach.
+        """Return the bytes of this rank's scratch that panels of any width divide: sums, and data out of reach.
 
         What is in reach may need none of it where panels are narrower, as then it lies dense more often.
         """

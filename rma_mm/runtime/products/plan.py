@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes that this rank needs beside matrices, and no other reaches: a workspace has as many, or more."""
+        """Scratch bytes that this rank needs; a workspace has at least as many."""
         return self.prepared.scratch_bytes
 
     @property
@@ -125,7 +125,7 @@ class Plan:
 
     @property
     def node_scratch(self) -> NodeScratch | None:
-        """Scratch for what ranks of a node fetch together; None if nothing is."""
+        """Scratch memory for slices that ranks of a node fetch together; None if there are none."""
         return self.prepared.node_scratch
 
     @property
@@ -365,7 +365,7 @@ class Plan:
         return A, B, out if out is not None else self._c()
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: AgreedVotes) -> None:
-        """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
+        """Vote: one allreduce that is agreement and start barrier at once; details are exchanged only if it fails."""
         if error if opened else not self.ballot.cast(hashed, error is not None, self.watch.piggyback()):
             names = ("plan", "adapt", "A", "B", "c", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
@@ -389,7 +389,7 @@ class Plan:
 
     @contextmanager
     def _verified(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None) -> Iterator[None]:
-        """Around a product: C is verified once it is there. Collective; raises VerificationError.
+        """Verify C after the product in the block. Collective; raises VerificationError.
 
         Where many products are checked it is done so that it costs little (`screen`), of few as `rma_mm.verify` does.
         """
@@ -424,7 +424,7 @@ class Plan:
         self.watch = ProductWatch(self.mesh.metrics, self.spec.kind)
 
     def _put(self, choice: PlanChoice) -> None:
-        """Prepare `settled` instead of what was prepared, whose memory may be needed. Collective."""
+        """Replace the prepared product, whose memory may be needed. Collective."""
         while True:
             self._latest = None
             self.prepared.close()
@@ -446,7 +446,7 @@ class Plan:
         self._own_c = None
 
     def forget(self, window: Window) -> None:
-        """Drop what is bound to a window that is about to be closed."""
+        """Drop operations bound to a window that will be closed."""
         self.prepared.forget(window)
         self._latest = None
 

@@ -79,7 +79,7 @@ class PlanChoice:
 
     @property
     def least_read(self) -> float:
-        """Bytes of it that no way to multiply does without, in the memory that the ranks of all nodes may take."""
+        """Lower bound of the bytes read, for the memory of all nodes' ranks."""
         names, limit = "".join(x for x, _ in self.spec.files), self.spec.options.memory_limit
         itemsize = max(self.spec.dtype(x).itemsize for x in names)
         memory = None if limit is None else limit * self.schedule.mesh.size / itemsize

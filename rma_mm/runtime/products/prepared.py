@@ -102,12 +102,12 @@ class Prepared:
         return Executable(choice.schedule, self.mesh, memory, scalars, trace, machine if machine.measured else None)
 
     def refresh_bias(self) -> None:
-        """Let what is bound add the values that the epilogue's bias has now."""
+        """Let bound operations use the current values of the epilogue's bias."""
         for executable in self.bound.values():
             executable.setup.closings.refresh()
 
     def forget(self, window: Window) -> None:
-        """Drop what is bound to a window that is about to be closed."""
+        """Drop operations bound to a window that will be closed."""
         for key in [key for key, executable in self.bound.items() if window in executable.windows]:
             self.bound.pop(key).close()
 
@@ -164,7 +164,7 @@ class BoundOperands(Generic[M, E]):
     def __init__(
         self, matrices: tuple[M, M, M, M | None], executable: E, facts: tuple[object, ...], digest: int
     ) -> None:
-        """matrices: A, B, the result, and what is added to it where that is another."""
+        """Remember an execution. matrices: A, B, the result, and the matrix added to it if that is another."""
         self.executable, self.facts, self.digest = executable, facts, digest
         self._known = [(ref(matrix), ref(matrix.block)) for matrix in matrices if matrix is not None]
         self._is_own = facts[-1] == OWN

@@ -30,9 +30,9 @@ from rma_mm.windows.ranks import node_map
 
 
 def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
-    """The tariff of a product whose kernel is settled. Collective; measures the machine where that is still to be done.
+    """Return the cost model of a product whose kernel is chosen.
 
-    Raises MachineError for a described machine (RMA_MM_MACHINE) that is none.
+    Collective; measures the machine if needed. Raises MachineError for an invalid RMA_MM_MACHINE.
     """
     options = operands.options
     dtype = operands.accum_dtype.name
@@ -51,7 +51,7 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
 
 
 def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tuple[float, ...] = ()) -> Machine:
-    """The machine, or what is typical, on which ranks have the speeds that were given, and some have become slow.
+    """Return the machine, or a typical one, with the ranks' speeds and slowdowns.
 
     factors: of each rank of the grid, what is left of its speed; empty if all of it is.
     """
@@ -102,6 +102,6 @@ def flavour_of(mesh: Mesh, operand: Operand) -> str:
 
 
 def is_known(cost_model: CostModel, operands: Operands) -> bool:
-    """True if seconds by this tariff are those of the machine at hand."""
+    """True if this cost model's seconds are those of this machine."""
     machine = cost_model.machine
     return machine.measured and operands.semiring.is_arithmetic and machine.has(cost_model.dtype, cost_model.kernel)

@@ -16,7 +16,7 @@ HERMITIAN = "hermitian"  # what says so of a complex C
 
 
 def with_symmetry(options: ProductOptions, A: object, B: object, *, may_change: bool = False) -> ProductOptions:
-    """Return the options with what is known of C instead of what was said of it. Raises OptionError.
+    """Return the options with C's known symmetry instead of the claimed one. Raises OptionError.
 
     One matrix times its own transpose is recognised: of a complex one, with one side conjugated, as Hermitian. Not
     where C's old value enters, or a bias, for these need not be symmetric. may_change: whether other matrices may come
@@ -63,13 +63,13 @@ def _is_complex(A: object) -> bool:
 
 
 def _keeps_it(options: ProductOptions, found: Symmetry) -> bool:
-    """True if what else is done leaves C symmetric, whatever it held."""
+    """True if the rest of the product leaves C symmetric, for any old C."""
     is_plain = not np.any(options.beta != 0) and (options.epilogue is None or options.epilogue.bias is None)
     return is_plain and not (found.conjugates and (options.epilogue is not None or not _is_real(options.alpha)))
 
 
 def _is_real(x: Any) -> bool:
-    """True if a scalar is real; what is no scalar is refused later."""
+    """True if a scalar is real; other values are refused later."""
     try:
         return complex(x).imag == 0
     except (TypeError, ValueError, OverflowError):

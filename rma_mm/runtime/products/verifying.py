@@ -100,7 +100,7 @@ def verify(
 def _checked_operands(
     A: DistMatrix, B: DistMatrix, C: DistMatrix, C0: DistMatrix | None, mesh: Mesh, options: ProductOptions
 ) -> Operands:
-    """Return the operands of such a product. Raises what `verify` does."""
+    """Return the checked operands of the product. Raises what `verify` does."""
     each: dict[str, DistMatrix] = {"A": A, "B": B, "C": C} | ({} if C0 is None else {"C0": C0})
     for name, x in each.items():
         if not isinstance(x, DistMatrix):

@@ -54,7 +54,7 @@ def _rounded(size: int) -> int:
 
 
 def check_workspace(workspace: object) -> None:
-    """Raise OptionError for what is no memory that a plan can work in."""
+    """Raise OptionError for an invalid workspace."""
     rule = "it is a one-dimensional, contiguous, writable array of uint8, of plan.scratch_bytes bytes or more"
     if workspace is None:
         return

@@ -150,7 +150,7 @@ def in_words(facts: Mapping[str, object]) -> dict[str, str]:
 
 @contextmanager
 def agreed(comm: MPI.Intracomm, what: str = "", **facts: object) -> Iterator[dict[str, object]]:
-    """A block of local checks that ends in an agreement: nothing is raised before all ranks know of it.
+    """Run local checks in a block that ends in an agreement, so that all ranks learn of an error.
 
     The block may add to the facts that it is given. Collective over `comm`; raises as `agree` does.
     """
@@ -199,7 +199,7 @@ def describe(error: Exception | None) -> tuple[str, str] | None:
 
 
 def common_error(failures: dict[int, tuple[str, str]], size: int) -> Exception:
-    """Return the error of the lowest rank, in its own class where that is one of ours; it says whose it was."""
+    """Return the error of the lowest rank, in its own class if that is ours; it names the rank."""
     name, text = next(iter(failures.values()))
     kind = getattr(errors, name, None)
     if len(failures) < size:

@@ -55,7 +55,7 @@ class Holder(Closable, Protocol):
     """An object that has bound memory of a mesh and must release it."""
 
     def forget(self, window: Window) -> None:
-        """Drop what is bound to a window, which is about to be freed."""
+        """Drop operations bound to a window that will be freed."""
 
 
 class Ranks(Protocol):
@@ -86,7 +86,7 @@ class Ranks(Protocol):
 
 @dataclass(eq=False)
 class Slab:
-    """One window, and what of it is free: (start, stop) in bytes, the same on every rank."""
+    """One window with its free parts: (start, stop) in bytes, the same on every rank."""
 
     window: Window
     size: int
@@ -101,7 +101,7 @@ class Slab:
         return None
 
     def give(self, start: int, nbytes: int) -> None:
-        """Take back what `take` gave, and join it with its free neighbours."""
+        """Take back memory and join it with its free neighbours."""
         joined: list[tuple[int, int]] = []
         for a, b in sorted([*self.free, (start, start + nbytes)]):
             if joined and joined[-1][1] == a:
@@ -144,7 +144,7 @@ class Block:
         return self.window, self.offset
 
     def unheld(self) -> Block:
-        """Return the same block, without keeping it alive: what is bound to it is used only while its matrix is."""
+        """Return the same block without keeping it alive, for operations that are used only while its matrix lives."""
         itemsize = self.dtype.itemsize
         strides = tuple(stride // itemsize for stride in self.local.strides)
         raw = self.window.view(self.rank, self.offset, self.local.shape, strides, self.dtype)
@@ -259,7 +259,7 @@ class Arena:
         return memory
 
     def _opened(self, wanted: Flavour, memory: Callable[[Flavour], int | NDArray[Any]]) -> Window:
-        """A window whose transfers go on while its ranks multiply, of the flavour that is wanted or what takes over.
+        """Open a window whose transfers proceed while its ranks multiply, of the wanted flavour or its replacement.
 
         A flavour that was asked for and is absent is an error, as when a mesh is made on it.
 
@@ -332,7 +332,7 @@ class Arena:
             self._free(slab.window)
 
     def _free(self, window: Window) -> None:
-        """Close a window that nothing lives in any more, and let plans drop what they bound to it. Collective."""
+        """Close a window that nothing uses any more, and let plans drop operations bound to it. Collective."""
         for plan in list(self.mesh.prepared):
             plan.forget(window)
         window.close()
@@ -343,7 +343,7 @@ class Arena:
             block.local = np.empty((0, 0), block.dtype)
 
     def freed(self) -> bool:
-        """True if every window is freed, after freeing those of which no rank holds a view. Collective.
+        """Free windows that no rank views any more; return whether all are freed. Collective.
 
         Freeing unmaps memory on every rank, so what a view shows must wait: until here is asked again, or to the end.
         """

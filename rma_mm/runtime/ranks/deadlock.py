@@ -76,7 +76,7 @@ def _tell_all(verdict: str) -> None:
 
 
 def receive() -> None:
-    """Take what other ranks have told."""
+    """Receive the messages of other ranks."""
     for group in list(GROUPS):
         for message in group.receive_messages():
             if isinstance(message, Probe):

@@ -254,7 +254,7 @@ class Mesh:
                 self.fallbacks.append(note)
 
     def open_channels(self, groups: Iterable[tuple[int, ...]]) -> None:
-        """Make what these groups of grid ranks need to move parts together; each group names this rank.
+        """Create the channels of these groups of grid ranks, each of which includes this rank.
 
         Collective over every group: all its members name it. In one order everywhere, so that none waits in a circle.
         """
@@ -339,7 +339,7 @@ class Mesh:
             leave_call()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Mesh:
-        """The mesh itself: a deep copy of what lies on it, as of a layer, does so too."""
+        """Return the mesh itself, so that deep copies of matrices and layers share it."""
         return self
 
     def __enter__(self) -> Mesh:
@@ -358,7 +358,7 @@ class Mesh:
 
 
 def _closed_at_exit(mesh: Mesh) -> None:
-    """Close what a program leaves open when it ends: MPI libraries complain of windows that are never freed."""
+    """Close the meshes that a program leaves open at its end, as MPI libraries complain of unfreed windows."""
     if not _OPEN:
         atexit.unregister(_close_all)  # once, and behind what was registered before the first mesh
         atexit.register(_close_all)
@@ -399,7 +399,7 @@ def environment() -> dict[str, object]:
 
 
 def _free_held(comm: MPI.Intracomm) -> None:
-    """Free what closed meshes of the ranks of `comm` have left and nobody holds any more. Collective over `comm`."""
+    """Free the memory of closed meshes on the ranks of `comm` that no array uses any more. Collective over `comm`."""
     from mpi4py import MPI
 
     for mesh in [each for each in _HELD if MPI.Comm.Compare(comm, each._comm) != MPI.UNEQUAL]:
@@ -414,7 +414,7 @@ def _free(mesh: Mesh) -> None:
 
 
 def ranks_beside(comm: MPI.Intracomm, node_of: Sequence[int]) -> int:
-    """Return ranks that share this rank's cores, among those of its node, or of its host where nodes are pretended.
+    """Return the ranks that share this rank's cores: those of its node, or of its host if nodes are pretended.
 
     Open MPI binds ranks to cores, or to parts of a node: those elsewhere take nothing away. Collective.
     """

@@ -180,7 +180,7 @@ class Metrics:
                 )
 
     def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> float:
-        """A product took so many nanoseconds; those of a multiply-add, or 0. before: `now` as it began."""
+        """Record a product's nanoseconds, in total and for a multiply-add (or 0). before: `now` as it began."""
         tally = self.tally
         multiplying, waiting = tally.multiplying - before[0], tally.waiting - before[1]
         tally.products += 1
@@ -201,7 +201,6 @@ class Metrics:
         return self.tally.multiplying, self.tally.waiting, self.tally.work
 
     def _look_at_links(self) -> None:
-        """Hold what the last product's gets took against what was expected."""
         self._slow_link = 0
         for n, (link, use) in enumerate(self.tally.links.items()):
             busy, expected = self._used[link]

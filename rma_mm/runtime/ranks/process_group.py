@@ -26,7 +26,7 @@ GROUPS: list[ProcessGroup] = []  # groups with an open mesh, in the order in whi
 
 
 class MeshSlot(NamedTuple):
-    """A mesh among those of its group."""
+    """The number and name of a mesh within its group."""
 
     group: ProcessGroup
     number: int  # number of meshes made on the group so far, this one included; 0 for the group itself

@@ -98,7 +98,6 @@ def _exact(reason: str, rows: int, m: int, others: tuple[str, str]) -> Verdict:
 
 
 def _how(rows: int, m: int, others: tuple[str, str]) -> tuple[str, str]:
-    """Return what was compared and which errors that finds. others: the same of rows that are not computed again."""
     return (WHOLE, "") if rows == m else (SOME.format(rows, m, others[0]), others[1])
 
 
@@ -157,7 +156,7 @@ def _integers(
 
 
 def _times(part: Part, x: Array) -> Array:
-    """(rows, v): what this rank answers for, times x (columns, v), modulo 2^64."""
+    """Return (rows, v): this rank's share times x (columns, v), modulo 2^64."""
     out = np.zeros((part.shape[0], x.shape[1]), x.dtype)
     mine = np.asfortranarray(x[part.cols])  # NumPy's product of integers walks the columns
     for at, block in part.blocks():

@@ -76,7 +76,7 @@ SHOWN = 8  # sentences of an error at the most
 def checked_product(
     name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: Result, added: Result | None = None
 ) -> Iterator[None]:
-    """Around a product by the algorithm `name`, whose operands all ranks have agreed on. Collective; raises CheckError.
+    """Check a product by the algorithm `name`, on whose operands all ranks have agreed. Collective; raises CheckError.
 
     seed: for what is drawn, the same on every rank. added: what beta adds, where that is not C.
     """
@@ -108,7 +108,10 @@ def verdict_of(
     given: Operands, A: Transposable, B: Transposable, C: MatrixView, before: MatrixView | None, seed: int,
     quick: bool = False,
 ) -> Verdict:
-    """True if C is what the options, on which all ranks have agreed, make of A, B and C as it was. Collective."""
+    """Verify that C is the product of A, B and the old C with these options, on which all ranks have agreed.
+
+    Collective.
+    """
     o = given.options
     return verify(
         A.T if o.transpose_a else A, B.T if o.transpose_b else B, C, alpha=o.alpha, beta=o.beta, before=before,
@@ -118,7 +121,7 @@ def verdict_of(
 
 
 def as_before(given: Operands, C: Result, added: Result | None) -> LocalMatrix | None:
-    """C as it is before the product, where that enters: what is `added`, which stays as it is, or a copy."""
+    """Return the C that beta multiplies: `added`, which does not change, or a copy."""
     if given.options.beta == 0:
         return None
     if given.options.symmetric is not None:
@@ -196,7 +199,7 @@ def _checked_move(source: OnMesh, copy: LocalMatrix) -> Iterator[None]:
 
 
 def tell(mesh: Mesh, what: str, found: list[str]) -> None:
-    """Raise on every rank what any of them has found. Collective."""
+    """Raise the findings of all ranks on every rank. Collective."""
     assert mesh.checks is not None
     noted, mesh.checks.findings = mesh.checks.findings + found, []
     told = mesh.comm.allgather((noted[:SHOWN_BY_RANK], len(noted)))

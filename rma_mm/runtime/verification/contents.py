@@ -22,7 +22,7 @@ TABLE = 2**20  # elements that are compared at a time
 
 @dataclass
 class LocalMatrix:
-    """A matrix as the checks see it: this rank's part of it is `tile`."""
+    """A matrix as the checks see it, with this rank's part as `tile`."""
 
     mesh: Mesh
     shape: tuple[int, int]

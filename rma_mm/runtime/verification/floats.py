@@ -139,7 +139,7 @@ def scan_values(p: FloatProduct) -> ScannedValues:
 
 
 def _sizes(block: Array, p: FloatProduct, part: Part) -> tuple[Array, NDArray[np.bool_] | None]:
-    """Sums of |A| by rows, or the largest |B| by columns or |C0| by rows; and what is not finite, if any."""
+    """Return sums of |A| by rows, or the largest |B| by columns or |C0| by rows, and whether all are finite."""
     bad = None
     size = np.abs(block)
     for _ in range(2):
@@ -155,7 +155,7 @@ def _sizes(block: Array, p: FloatProduct, part: Part) -> tuple[Array, NDArray[np
 
 
 def _power(size: Array, most: int) -> Array:
-    """A power of two no smaller, of an exponent that is no larger than `most`; 1 for 0 and for what is too large."""
+    """Return the next power of two, up to the exponent `most`; 1 for 0 and for larger numbers."""
     exponents = np.clip(np.frexp(size)[1], -most, most)
     made: Array = np.where((size > 0) & np.isfinite(size), np.ldexp(1.0, exponents), 1.0)
     return made

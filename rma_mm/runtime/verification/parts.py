@@ -62,7 +62,7 @@ class Transposable(MatrixView, Protocol):
 
 
 class Movable(MatrixView, Protocol):
-    """A matrix that may lie in summands; what is read from a file holds each element once."""
+    """A matrix that may consist of partial sums; one in a file holds each element once."""
 
     def redistribute(self, layout: Layout) -> MatrixView:
         """Return the same matrix placed by `layout`. Collective."""
@@ -142,7 +142,7 @@ class Part:
         return out
 
     def _read(self, block: Array, rows: NDArray[np.int64], cols: NDArray[np.int64]) -> Array:
-        """Elements of these global rows and columns as the check wants them; perhaps those of the matrix itself."""
+        """Return elements of these global rows and columns, maybe as views of the matrix."""
         made = self._converted(block)
         if self.down is not None:
             made = made * self.down[rows, None].astype(made.real.dtype, copy=False)

@@ -112,7 +112,7 @@ def products(comm: Any, a_rows: Array, b: Part) -> Array:
 
 @dataclass
 class Rows:
-    """Rows as they should be before an activation, and what rounding may do to them, (r, n) each."""
+    """Rows as they should be before an activation, with their rounding errors, (r, n) each."""
 
     indices: Indices  # which they are
     exact: Array  # their elements
@@ -225,7 +225,7 @@ def _compare(p: FloatProduct, made: Rows) -> tuple[str, float]:
 
 
 def _ratio(p: FloatProduct, made: Rows, actual: Array, times: float) -> tuple[Array, Array]:
-    """Return the rows as they should be stored, and |C − them| over what is allowed: `times` what rounding does.
+    """Return the rows as they should be stored, and |C − them| over the tolerance: `times` the rounding error.
 
     0 for what is not finite where sums may have overflown on the way, infinity where a pattern differs.
     """
@@ -301,7 +301,7 @@ def _errors_apart(left: Array, right: Array, unit: float, depth: int) -> Array:
 
 
 def _errors(terms: Array, unit: float, depth: int) -> Array:
-    """(r,): what rounding does to the sums of the rows of `terms`."""
+    """Return (r,): the rounding errors of the sums of the rows of `terms`."""
     exact = np.array([_exact_sum(x) for x in terms])
     found: Array = np.abs(_blocked_sum(terms.astype(_summing_type(terms.dtype, unit)), depth) - exact)
     return found
@@ -322,7 +322,7 @@ def _exact_sum(x: Array) -> complex | float:
 
 
 def _blocked_sum(x: Array, depth: int) -> Array:
-    """(r,): the rows of x summed one after the other in parts of `depth`, and these likewise."""
+    """Return (r,): the sums of the rows of x, formed in parts of `depth`, then over the parts."""
     parts = [np.cumsum(x[:, i : i + depth], axis=1)[:, -1:] for i in range(0, x.shape[1], depth)]
     total: Array = np.cumsum(np.concatenate(parts, axis=1), axis=1)[:, -1]
     return total

@@ -65,7 +65,7 @@ def looks_right(p: FloatProduct, seed: int) -> bool:
 
 
 def _weights(p: FloatProduct, b: Part, seed: int) -> Array:
-    """(n,): what columns are multiplied by, of either sign; large columns by less."""
+    """Return (n,): the weights of the columns, of either sign; smaller for large columns."""
     n, squares = p.c.shape[1], np.zeros(p.c.shape[1])
     if b.tile.size:
         some = b.tile[:: -(-len(b.tile) // SAMPLED)].astype(p.narrow, copy=False)

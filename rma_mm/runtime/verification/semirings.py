@@ -131,7 +131,7 @@ def _reduced(comm: Any, x: Array, semiring: Semiring) -> Array:
 
 
 def _met(comm: Any, x: Array, reduction: Reduction) -> Array:
-    """Return the same of what MPI may do it with; else each rank joins a share of all ranks' elements. Collective."""
+    """Reduce by MPI if it can; else each rank reduces a share of all ranks' elements. Collective."""
     from mpi4py import MPI
 
     total: NDArray[Any] = np.empty_like(x)

@@ -79,7 +79,7 @@ def grouped(block: Array, signs: Array, starts: NDArray[np.int64], width: int = 
 
 
 def suspicion(p: FloatProduct, touched: ScannedValues, seed: int) -> Array:
-    """(m,): how far each row of C·x is from what it should be, in standard deviations as far as they are known.
+    """Return (m,): the error of each row of C·x in standard deviations, as far as these are known.
 
     Rows that cannot be judged get 0. Collective.
     """

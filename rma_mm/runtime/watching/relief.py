@@ -31,7 +31,7 @@ class Relief:
         return tuple(STEP**steps for steps in self.steps) if any(self.steps) else ()
 
     def is_due(self, is_slow: bool) -> bool:
-        """True if all paces are to be looked at, in the opinion of a rank; one is enough. Called once a product."""
+        """True if this rank wants all paces compared; one rank is enough. Called once a product."""
         self._rest = max(0, self._rest - 1)
         return not self._rest and (is_slow or any(self.steps))
 
@@ -46,7 +46,7 @@ class Relief:
 
 
 def _next(steps: int, pace: float, is_slow: bool) -> int:
-    """Return the steps by which a rank's share is to be shrunk next. Only a slow rank begins.
+    """Return the steps by which a rank's share shrinks next. Only a slow rank begins.
 
     So the last step back can be taken as soon as it would not be late with its whole share.
     """

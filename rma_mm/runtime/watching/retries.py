@@ -18,7 +18,7 @@ WITHIN = 5.0  # seconds after the first failure in which it is
 
 
 def retry(fault: Exception, attempt: Callable[[], T], what: str, tally: Tally, repeats: bool = False) -> T:
-    """Try again what has just failed. repeats: whether it may be repeated where it had begun, as a get may.
+    """Retry an operation that has just failed. repeats: whether it may be repeated where it had begun, as a get may.
 
     Raises WindowError if it may not, or keeps failing.
     """

@@ -24,7 +24,7 @@ POOR, LONG = 0.5, 20  # share of the calibrated bandwidth, and products in a row
 
 
 class Recent:
-    """The last figures of a series, their mean, and what is beyond them."""
+    """The last figures of a series, with their mean and the outliers' limit."""
 
     def __init__(self) -> None:
         self.values: deque[float] = deque()

@@ -15,7 +15,7 @@ _UNDER_WAY = Lock()  # held while a transfer begins or ends: a helper thread doe
 
 
 class Histogram:
-    """Durations by powers of two: bucket b holds those of less than 2ᵇ nanoseconds, and of half of that at least."""
+    """Durations by powers of two: bucket b counts those from 2ᵇ⁻¹ to less than 2ᵇ nanoseconds."""
 
     __slots__ = ("counts", "total")
 
@@ -49,7 +49,7 @@ class Histogram:
 
 
 class LinkUse:
-    """Large gets over one class of link: seconds in which any was under way, and those that calibration expects.
+    """Large gets over one class of link: seconds with any in progress, and calibrated seconds.
 
     Counts where the end was seen when it came; what landed unseen behind a multiply says nothing.
     """

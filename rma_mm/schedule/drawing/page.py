@@ -86,7 +86,7 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _within(limit: int, pictures: Iterable[str], what: str, count: int) -> list[str]:
-    """Pictures up to `limit` bytes, with what steps through them; and how many of `count` are left out."""
+    """Return pictures up to `limit` bytes with their buttons, and the number of `count` that are left out."""
     kept: list[str] = []
     size = 0
     for picture in pictures:

@@ -263,7 +263,7 @@ def drawn(schedule: Schedule) -> str:
 
 
 def _folded(lines: Sequence[str], width: int) -> list[str]:
-    """Lines of at most `width` characters; what goes on is indented."""
+    """Return lines of at most `width` characters; continued lines are indented."""
     folded = [part for line in lines for part in wrap(line, width, subsequent_indent="  ")]
     return [part.replace("\N{NO-BREAK SPACE}", " ") for part in folded]
 

@@ -34,7 +34,7 @@ class Boxes:
         return self.decisions.layout(x).overlapping(problem.extent(x), problem.mesh, region, rank)
 
     def owner_spans(self, rank: int, x: str, box: Region, dim: int) -> list[Span]:
-        """The spans along a dimension of (m, n, k) in which what a box takes of operand `x` changes its owner."""
+        """Return the spans along a dimension of (m, n, k) between changes of the owner of operand `x`."""
         at = OPERAND_DIMS[x].index(dim)
         return disjoint([part[at] for _, part in self.owners_asked(rank, x, side(box, x))])
 

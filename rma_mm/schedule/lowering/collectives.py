@@ -44,7 +44,7 @@ def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) ->
 
 
 def joins(member: Member, group: Sequence[int], x: str) -> Pass | None:
-    """The pass by which owners beside a group send it what all its members want of operand `x`; None if none can.
+    """Return the pass by which owners outside a group broadcast slices of `x` to it; None if there are none.
 
     It is for the members, and for those owners: who sends walks through the same steps in the same order.
     """
@@ -85,7 +85,7 @@ def fills(ref: Ref) -> bool:
 
 
 def _ring(wanted: list[list[Ref]], group: Sequence[int]) -> int:
-    """Slices that a rank gets from its neighbour's home before it gets what that one had; 0 if there is no ring.
+    """Return how many slices a rank gets from its neighbour before that gets its next one; 0 if there is no ring.
 
     wanted: what each member takes from others, in order.
     """
@@ -168,7 +168,7 @@ def _by_step(found: list[tuple[int, Ref]]) -> dict[int, list[Ref]]:
 
 
 def _shifting(ops: list[Op], rank: int, group: tuple[int, ...], copies: dict[int, list[Copy]], lag: int) -> list[Op]:
-    """Copies replaced by Shifts: what comes from the next member, while the one before takes what it wants of this."""
+    """Replace Copies by Shifts: receive from the next member while sending to the one before."""
     before, following = _neighbours(rank, group)
     mine, theirs = ([op for op in copies[q] if op.src.rank != q] for q in (rank, before))
     turn = {op: n for n, op in enumerate(mine)}

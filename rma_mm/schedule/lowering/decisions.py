@@ -96,7 +96,7 @@ class LoweringDecisions:
 
     @property
     def start_axes(self) -> tuple[str, ...]:
-        """The axes of the work's grid by whose coordinates starts are rotated."""
+        """Return the axes of the work's grid whose coordinates rotate the starts."""
         if self.algorithm.order != "rotated":
             return ()
         mesh = self.problem.mesh
@@ -116,7 +116,7 @@ class LoweringDecisions:
 
     @property
     def is_gathered(self) -> bool:
-        """True if C is replicated, so that each replica takes what others made."""
+        """True if C is replicated, so that each replica fetches the parts that others computed."""
         c, mesh = self.problem.layout("C"), self.problem.mesh
         return any(c.mesh(mesh).axis_size(axis) > 1 for axis in c.replicated_axes(mesh))
 
@@ -126,7 +126,7 @@ class LoweringDecisions:
         return is_own or (x not in self.algorithm.grouped and self.read.reaches(rank, owner, x))
 
     def is_far(self, rank: int, src: Ref) -> bool:
-        """True if what a rank copies comes from another node, or from a file."""
+        """True if a copy comes from another node, or from a file."""
         nodes = self.problem.mesh.node_of_rank
         return src.buffer in self.problem.chunks or nodes[src.rank] != nodes[rank]
 
@@ -164,7 +164,7 @@ class LoweringDecisions:
         )
 
     def joins(self, x: str) -> bool:
-        """True if owners of A or B beside a group may have slices that it works on, and all walk so alike to join it.
+        """True if owners of A or B outside a group may have slices that it needs, so that all ranks walk alike.
 
         That is so where what it does not walk of the operand is cut otherwise than the work, as of one that lies
         transposed.
@@ -198,7 +198,7 @@ class LoweringDecisions:
 
     @property
     def may_share(self) -> bool:
-        """True if ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
+        """True if ranks of a node may fetch or sum together: nothing moves in groups or by ticket."""
         is_far = bool(self.problem.files) or not self.problem.mesh.is_one_node
         return self.problem.fetches_together and is_far and not self.algorithm.grouped and not self.is_queue
 
@@ -217,7 +217,7 @@ class LoweringDecisions:
 
 
 def touched(extents: Sequence[Figure], pieces: Sequence[Figure], repacked: str) -> Figure:
-    """Words to and from memory of a box whose (m, n, k) are cut into pieces, where some operands are copied first.
+    """Return the words to and from memory for a box cut into pieces, with some operands repacked first.
 
     Every part of k reads and writes C once more, every part of m reads B again, and every part of n A.
     """

@@ -33,7 +33,7 @@ def pairs(count: int) -> tuple[Pair, ...]:
 
 
 def difference_cover(count: int) -> tuple[int, ...]:
-    """Residues modulo `count`, 0 first, whose differences are all of them: few, though not always the fewest.
+    """Return residues modulo `count`, 0 first, whose differences are all residues: few, if not always fewest.
 
     >>> difference_cover(7), difference_cover(12)
     ((0, 1, 3), (0, 1, 3, 7))
@@ -57,7 +57,7 @@ class _Search:
         self.cover = next(self.grown((0, 1), 0b11 | 1 << (count - 1)), None) if count > 1 else (0,)
 
     def grown(self, chosen: tuple[int, ...], covered: int) -> Iterator[tuple[int, ...]]:
-        """Covers that begin with what is chosen. covered: the differences by then, as bits."""
+        """Yield covers that begin with the chosen residues. covered: the differences by then, as bits."""
         missing = self.count - covered.bit_count()
         if not missing:
             yield chosen

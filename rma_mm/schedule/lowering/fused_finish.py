@@ -8,7 +8,7 @@ from rma_mm.schedule.ops import Barrier, Claim, Finish, LocalOp, Multiply, Op, R
 
 
 def closing(ops: Sequence[Op]) -> set[int]:
-    """Return the identities of the Finishes of one rank that its own last products can do, and of those products.
+    """Return the identities of the Finishes of one rank that its last products can include, and of these products.
 
     A product is the last where nothing after it writes its part of C. Such products do a Finish where they make up all
     of what it closes, since the barrier before it: each of them then closes its part, and the Finish does nothing.

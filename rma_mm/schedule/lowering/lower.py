@@ -88,7 +88,7 @@ class _Lowering:
         return ops
 
     def multiply_here(self, rank: int) -> list[Op]:
-        """C stays where it lives: its owner, and nobody else, multiplies into it."""
+        """Multiply with C in place: only its owner multiplies into it."""
         mine = self.halves.computed(rank) if self.halves else [side(self.box(rank), "C")]
         ops = self.walk(rank)
         for face in mine:
@@ -130,7 +130,7 @@ class _Lowering:
         return self.fetched[node]
 
     def summing(self, ops: list[Op], rank: int) -> list[Op]:
-        """`ops` with what ranks of a node push to other nodes summed on the node first."""
+        """Return `ops` with pushes of a node's ranks to other nodes summed on the node first."""
         node = self.mesh.node_of_rank[rank]
         if node not in self.summed:
             self.summed[node] = (
@@ -155,7 +155,7 @@ class _Lowering:
         return proof(ops, rank) if proof else ops
 
     def joined(self, x: str, rank: int) -> list[tuple[int, ...]]:
-        """The groups whose members lack slices of an operand that they work on: a rank's own, and those it may join."""
+        """Return the groups that lack slices of an operand which a rank may send: its own, and those it may join."""
         if not self.decisions.joins(x):
             return []
         if x not in self.lines:
@@ -165,7 +165,7 @@ class _Lowering:
         return [line for line in self.lines[x] if rank in line or side(self.box(line[0]), x) & mine]
 
     def along(self, layout: Layout, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
-        """Return a rank and those beside it along axes of a placement, in ring order; none beyond its grid."""
+        """Return the ranks along axes of a placement, in ring order from this rank; none beyond its grid."""
         grid, at = layout.mesh(self.mesh), layout.coords(self.mesh, rank)
         return tuple(grid.rank(to) for to in grid.along(axes, at)) if at is not None else ()
 
@@ -185,7 +185,7 @@ class _Lowering:
         return ops
 
     def copies(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
-        """Copies of a rank's part of an operand: into its stage, or of what others have of it into itself."""
+        """Return Copies of a rank's part of an operand into its stage, or of others' parts into its own."""
         shape, home = self.problem.extent(x), self.decisions.sources.get(x, x)
         found = copies(self.mesh, shape, source, (x, home), home_region(to, shape, self.mesh, rank), rank)
         return [op for op in found if home != x or op.src.rank != rank]
@@ -289,7 +289,7 @@ class _Lowering:
         return home.locate(c.region).is_contiguous
 
     def sums(self, rank: int, face: Region, step: int) -> list[Ref]:
-        """Slots for a part of C: one for each owner where groups are to sum them up, as they are sent whole.
+        """Return slots for a part of C: one for each owner if groups sum them, as they are sent whole.
 
         Of a half one for each of its boxes.
         """
@@ -299,7 +299,7 @@ class _Lowering:
         return [Ref(rank, Slot(f"C{step}.{n}", part), part) for n, part in enumerate(parts)]
 
     def pushed(self, sums: Sequence[Ref], ops: list[Op], step: int) -> list[Op]:
-        """`ops`, which multiply into `sums`, and the pushes of what those then hold."""
+        """Return `ops`, which multiply into `sums`, followed by the pushes of the sums."""
         pushes: list[Op] = []
         for c in sums:
             ops = opened(c, ops, False, step)

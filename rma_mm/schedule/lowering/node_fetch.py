@@ -71,7 +71,7 @@ def all_shared(ops: list[Op], rank: int, decisions: LoweringDecisions, found: Sh
 
 
 def _flows(programs: Mapping[int, Sequence[Op]]) -> bool:
-    """True if no rank waits forever for what others post, or for their summands."""
+    """True if no rank waits forever for events or partial sums of others."""
     left = {q: deque(ops) for q, ops in programs.items()}
     groups = {(q, _event(op)): op.group for q, ops in programs.items() for op in ops if isinstance(op, Reduce)}
 

@@ -64,6 +64,6 @@ def copies(
 def pieces(
     mesh: MeshShape, shape: tuple[int, int], layout: Layout, region: Region, rank: int
 ) -> list[tuple[int, Region]]:
-    """Owners of `region`, those behind `rank` first, so that ranks do not start at the same owner."""
+    """Return the owners of `region`, beginning behind `rank`, so that ranks start at different owners."""
     found = layout.overlapping(shape, mesh, region, rank)
     return sorted(found, key=lambda piece: (piece[0] - rank) % mesh.size)

@@ -31,7 +31,7 @@ Boxes = list[Region]
 
 @dataclass(frozen=True, eq=False)
 class Halves:
-    """The halves of a square C whose owners each hold parts of their own."""
+    """The halves of a square C whose owners hold parts of it."""
 
     shape: tuple[int, int]
     mesh: MeshShape
@@ -70,7 +70,7 @@ class Halves:
         return found
 
     def mirror_partners(self, rank: int) -> list[tuple[int, Region]]:
-        """(other rank, box): the parts of a rank's C whose mirror image another, or the rank itself, holds."""
+        """Return (other rank, box): the parts of a rank's C whose mirror image a rank holds, maybe itself."""
         found = self.owners.overlapping(self.shape, self.mesh, self.home(rank).T, rank)
         return [(other, part.T) for other, part in found]
 
@@ -118,7 +118,7 @@ class Triangles(Halves):
 
     @cached_property
     def blocks(self) -> list[Span]:
-        """Rows of A that are fetched by the same ranks; each rank has those of its number on the diagonal."""
+        """Return the blocks of rows of A that ranks fetch together; each rank's own block is on the diagonal."""
         extent, count = self.shape[0], self.mesh.size
         return [even_part(extent, block, count) for block in range(count)]
 
@@ -129,7 +129,7 @@ class Triangles(Halves):
         return self.multiplied_of_rank[rank]
 
     def work(self, rank: int, k: int) -> Region:
-        """As of any half; what it reads of A is both its rows and its columns."""
+        """Return the work of a half; its operand A has both the rows and the columns."""
         rows, cols, over = super().work(rank, k)
         return Region((rows | cols, rows | cols, over))
 
@@ -141,7 +141,7 @@ class Triangles(Halves):
                 yield from (box & square).run_boxes()
 
     def below(self, rank: int) -> Iterator[Region]:
-        """A rank's blocks below the diagonal; of a line, those beside each other among the rows it has are one."""
+        """Yield a rank's blocks below the diagonal; neighbouring blocks of a line are joined."""
         count, lines = self.mesh.size, dict[int, list[int]]()
         met = [sorted((rank + each) % count for each in pair) for pair in pairs(count)]
         for upper, lower in met:
@@ -156,7 +156,7 @@ class Triangles(Halves):
                 yield Region((self.blocks[lower], cols))
 
     def triangle(self, rank: int, span: Span) -> Iterator[Region]:
-        """The boxes on and below the diagonal: squares of each block and run of indices, and what is beside them."""
+        """Yield the boxes on and below the diagonal: squares of each block and run, and the boxes beside them."""
         before = Span()
         for block in self.blocks:
             for run in (span & block).runs:

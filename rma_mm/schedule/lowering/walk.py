@@ -29,7 +29,10 @@ Interval = tuple[int, int]  # where a piece of the walk begins and ends
 
 
 def walk_steps(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[WalkStep]:
-    """The turns of a rank's box, whose walk starts `start` indices into it. All ranks that walk alike cut alike."""
+    """Yield the steps of a rank's box, whose walk starts `start` indices into it.
+
+    All ranks that walk alike cut alike.
+    """
     decisions = boxes.decisions
     dim, algorithm = decisions.dim, decisions.algorithm
     extent = len(box[dim])

@@ -73,7 +73,7 @@ def clipped(products: Sequence[Region], face: Region) -> list[Region]:
 
 
 class _Checker:
-    """State of the check: what slots hold, what of C is open, and what this epoch touched."""
+    """State of the check: contents of slots, open parts of C, and accesses of this epoch."""
 
     handlers = Dispatch[None]()
 
@@ -93,7 +93,7 @@ class _Checker:
         self.letters = MessageLog()
 
     def run(self, epoch: Sequence[list[Op]]) -> None:
-        """Check the operations of an epoch, each rank's in order and as far as what it waits for has been sent."""
+        """Check an epoch's operations, each rank's in order, as far as the data it waits for has been sent."""
         left = [deque(program) for program in epoch]
         while any(left):
             moved = False
@@ -168,7 +168,7 @@ class _Checker:
         self.order.learn(rank, op)
 
     def fill_home(self, rank: int, op: Op, dst: Ref, owner: int) -> None:
-        """A part of a home is on its way: of C what its owner finished, of A+ and B+ what the plan brings."""
+        """Record that a part of a home is in transit: of C from its owner, of A+ and B+ from the plan."""
         if dst.buffer == "C":
             self.final(rank, op, replace(dst, rank=owner))
             self.finished[rank].append(dst.region)
@@ -181,7 +181,7 @@ class _Checker:
 
     @handlers.on(Mirror)
     def mirror(self, op: Mirror, rank: int) -> None:
-        """Its products are those of its source, which is finished."""
+        """Check a mirror: its products are those of its finished source."""
         check_mirror(self.schedule, rank, op)
         self.touch(rank, op, op.c, "write")
         if isinstance(op.src.buffer, Slot):
@@ -228,7 +228,7 @@ class _Checker:
     # -- what groups do ---------------------------------------------------------------------------
 
     def arrived(self, rank: int, op: Op) -> bool:
-        """True if what `op` reads and others send has been sent by now; its products are then those of the sender."""
+        """True if the data that others send to `op` has been sent; its products are then the sender's."""
         if isinstance(op, ops.Await):
             return self.order.is_posted(op)
         for ref in op.refs:

@@ -24,7 +24,7 @@ class MessageLog:
         self.calls: dict[tuple[int, ...], dict[int, list[object]]] = defaultdict(lambda: defaultdict(list))
 
     def send(self, rank: int, op: GroupOp, contents: Callable[[Ref], list[Region]]) -> None:
-        """Note what `rank` sends, with the products in it, and what it expects."""
+        """Record the data that `rank` sends, with its products, and the data it expects."""
         if isinstance(op, Broadcast | Reduce):
             self.calls[op.group][rank].append((self.epoch, *_boxes(op)))
         for move in op.moves(rank):
@@ -58,7 +58,7 @@ def _boxes(op: Broadcast | Reduce) -> list[tuple[int, str, Region]]:
 
 
 def balance(ops: Sequence[Op], rank: int) -> int:
-    """A number, modulo 2^64, whose sum over all ranks is 0 if what groups do matches; chance apart, only there.
+    """Return a number modulo 2^64 whose sum over all ranks is 0 if (and, up to chance, only if) messages match.
 
     Each rank knows its own calls only, so this is how they can be compared in one sum.
     """
@@ -83,7 +83,7 @@ def balance(ops: Sequence[Op], rank: int) -> int:
 
 
 def _done_alike(op: Op) -> tuple[Any, ...]:
-    """(group, what): what all ranks of a group do alike, each once; empty if they do not."""
+    """Return (group, text) of work that all ranks of a group do alike, each once; empty if they do not."""
     if isinstance(op, Broadcast | Reduce):
         return (op.group, type(op).__name__, *_boxes(op))
     if isinstance(op, Await):

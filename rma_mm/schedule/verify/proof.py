@@ -57,7 +57,7 @@ def nothing() -> Evidence:
 
 
 def conclude(schedule: Schedule, sums: Sequence[int], latest: Sequence[int]) -> None:
-    """Raise ScheduleError unless what all ranks brought, summed and at its maximum, proves the schedule."""
+    """Raise ScheduleError unless the summed and maximal evidence of all ranks proves the schedule."""
     for n, name in enumerate(NAMES):
         if name in schedule.homes and (wanted := _summands(schedule, name)) is not None:
             points = schedule.shape or () if name == "C" else schedule.homes[name].shape

@@ -35,7 +35,7 @@ def evidence(schedule: Schedule, rank: int) -> Evidence:
 
 @dataclass
 class _Scratch:
-    """A slot of the rank, and what has become of it."""
+    """A slot of the rank, with its state."""
 
     filled: list[Region] = field(default_factory=list)
     sent: int = 0  # fingerprint of what was sent of it
@@ -126,7 +126,7 @@ class _RankEvidence:
             self.require_filled(op, ref)
 
     def require_filled(self, op: Op, ref: Ref) -> None:
-        """A slot still holds what is to be read of it, or sent."""
+        """Check that a slot still holds the data to be read or sent."""
         assert isinstance(ref.buffer, Slot)
         is_there = self.frames.get(ref.buffer.frame) == ref.buffer
         is_known = (ref.buffer, ref.region) in self.known

@@ -64,7 +64,7 @@ class SharedSlots:
             fail(self.rank, op, "race", f"a rank may still read the shared slot {old.name}; an Await is missing")
 
     def missing(self) -> int:
-        """Return a number whose sum over ranks is 0, modulo PRIME, where every slot is filled, each part once."""
+        """Return a number whose sum over ranks is 0 modulo PRIME if every slot is filled, each part once."""
         for event, count in self.awaited.items():
             if len(self.posts[event]) < count:
                 raise ScheduleError(

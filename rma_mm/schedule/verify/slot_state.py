@@ -52,7 +52,7 @@ class SlotState:
         return filled if filled and filled.slot == ref.buffer else None
 
     def occupant(self, ref: Ref) -> SlotContent:
-        """Return the slot behind `ref`, instead of what its frame held."""
+        """Make the slot behind `ref` the content of its frame."""
         assert isinstance(ref.buffer, Slot)
         filled = self.find(ref)
         if filled is None:

@@ -24,7 +24,7 @@ class VectorClocks:
         return rank, self.clocks[rank][rank]
 
     def post(self, rank: int, event: str) -> ClockValue:
-        """Note a post; whoever awaits it knows what this rank knows now."""
+        """Record a post; ranks that await it learn what this rank knows."""
         moment = self.now(rank)
         self.posts[rank, event].append(list(self.clocks[rank]))
         return moment
@@ -33,13 +33,13 @@ class VectorClocks:
         return all(len(self.posts[q, op.event]) >= op.count for q in op.group)
 
     def learn(self, rank: int, op: Await) -> None:
-        """`rank` goes on after what it awaited."""
+        """Let `rank` learn from the posts it awaited."""
         for q in op.group:
             known = self.posts[q, op.event][op.count - 1]
             self.clocks[rank] = [max(pair) for pair in zip(self.clocks[rank], known, strict=True)]
 
     def meet(self) -> None:
-        """A barrier: what happened before it is known to all."""
+        """Record a barrier: earlier events become known to all ranks."""
         common = [max(times) for times in zip(*self.clocks, strict=True)]
         self.clocks = [list(common) for _ in self.clocks]
 

@@ -51,7 +51,7 @@ class Checks:
 
 
 class CheckedTransfer:
-    """A transfer (see `base.Transfer`) and what is known of it."""
+    """A transfer (see `base.Transfer`) with its expected data."""
 
     def __init__(
         self, inner: Transfer, window: CheckedWindow, rank: int, target: Patch, origin: Array, box: tuple[Span, Span]
@@ -159,7 +159,7 @@ class CheckedWindow:
         self.inner.close(leave_memory)
 
     def contents(self, rank: int, target: Patch, dtype: np.dtype[Any]) -> Array:
-        """Return what `rank` holds at `target`, read by another way than a transfer would. Counts nothing."""
+        """Return the memory of `rank` at `target`, read by another path than transfers use. Counts nothing."""
         rows, cols = target.rows, target.cols
         if not (rows and cols):
             return np.empty(target.shape, dtype)
@@ -180,7 +180,7 @@ class CheckedWindow:
 
 
 def labelled(transfer: Transfer, what: object) -> Transfer:
-    """Return the transfer, which says what it belongs to where it is checked."""
+    """Return the transfer, labelled with the operation it belongs to if it is checked."""
     if isinstance(transfer, CheckedTransfer):
         transfer.what = str(what)
     return transfer

@@ -58,7 +58,7 @@ class Heartbeat:
         self._received_at = dict.fromkeys(self.peers, now)
 
     def look(self) -> None:
-        """Send and receive what is due, and end the job where a rank has been silent for too long."""
+        """Send and receive due heartbeats, and end the job if a rank has been silent for too long."""
         now = time.monotonic()
         if now - self._looked < LOOK:
             return

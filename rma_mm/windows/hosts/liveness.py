@@ -62,7 +62,7 @@ def activity_text(value: int) -> str:
 
 
 def timeout_of(given: object, environment: Mapping[str, str]) -> float:
-    """Seconds: what was given, or what the environment says, or 20. Raises OptionError."""
+    """Return the time limit in seconds: the given one, the environment's, or 20. Raises OptionError."""
     name, value = ("timeout", given) if given is not None else (VARIABLE, environment.get(VARIABLE) or USUAL)
     with suppress(TypeError, ValueError, OverflowError):
         seconds = float(value) if not isinstance(value, bool) else 0.0  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ class Identity(NamedTuple):
 
 
 def by_sight(node_of: Sequence[int], identities: Sequence[Identity]) -> list[int]:
-    """By rank, a number that those ranks of a node share who see each other."""
+    """Return, by rank, a number shared by the ranks of a node that see each other's processes."""
     seen = [(node, each.sight or each) for node, each in zip(node_of, identities, strict=True)]
     return [seen.index(each) for each in seen]
 

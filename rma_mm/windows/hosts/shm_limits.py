@@ -75,7 +75,7 @@ def memory_free(
     groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup"),
     meminfo: Path = Path("/proc/meminfo"),
 ) -> tuple[int, str]:
-    """Return how many bytes the processes of this host can still take together, and what says so.
+    """Return the bytes that this host's processes can still allocate, and the source of that limit.
 
     That is what the host has free, swap included, or what a control group leaves of its limit; caches count as free.
     groups, mount, meminfo: where Linux lists the groups of a process, shows them, and says what is free.
@@ -94,7 +94,7 @@ def memory_free(
 
 
 def _left(root: Path, path: str) -> Iterator[tuple[int, str]]:
-    """Yield what a control group and those around it leave; within a container, some of them cannot be seen."""
+    """Yield the free memory of a control group and its parents; in a container, some are invisible."""
     at = root / path.strip("/")
     for folder in (at, *at.parents):
         for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):

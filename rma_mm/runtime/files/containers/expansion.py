@@ -40,7 +40,7 @@ def check_chunk_size(name: str, chunk_bytes: int, array_bytes: int) -> None:
 
 
 def check_compressors(name: str, codecs: Collection[str]) -> None:
-    """Raise FileFormatError if chunks are compressed twice: what that unpacks to cannot be told beforehand."""
+    """Raise FileFormatError if chunks are compressed twice, as their unpacked size cannot be known."""
     if len(codecs) > 1:
         found = truncate(", ".join(codecs))
         raise FileFormatError(f"{name}: is compressed more than once ({found}); save it with one codec")
@@ -86,7 +86,7 @@ def _streams_over(codec: str, raw: Callable[[int, int], bytes], size: int, most:
 
 
 def _zstd_bytes(head: bytes, raw: Callable[[int, int], bytes], size: int) -> int:
-    """Return bytes of frames of zstd (RFC 8878, 3.1.1): what the first says, or, if it says nothing, at most."""
+    """Return the size of zstd frames (RFC 8878, 3.1.1): that in the first frame, or an upper bound."""
     at = total = 0
     while len(head) >= 6 and head[:4] == b"\x28\xb5\x2f\xfd":
         flags = head[4]

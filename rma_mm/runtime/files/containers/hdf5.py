@@ -77,7 +77,7 @@ class Dataset(ChunkedFile):
 
 @dataclass(frozen=True)
 class _Checked:
-    """Parts of a dataset, of whose chunks none unpacks to far more than its elements take.
+    """Parts of a dataset in which no chunk unpacks to far more than its elements need.
 
     Those of deflate, alone or after shuffle, are unpacked here: the library has no limit to it, and to count their
     bytes first would take as long again.
@@ -224,7 +224,7 @@ def by_library(file: str, inner: str, array: tuple[int, ...], allow_external: bo
 
 
 def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Hdf5Sink:
-    """A dataset in a new file, or added to the one that is there, where it replaces one of its name. FileFormatError.
+    """Return a dataset in a new file, or added to an existing one, maybe replacing another. FileFormatError.
 
     The file that is there is copied first, and stays as it is until the whole is renamed.
     """

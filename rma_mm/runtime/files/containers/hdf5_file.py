@@ -54,7 +54,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def resolved(name: str, held: Any, file: str, inner: str) -> tuple[str, str] | None:
-    """(file, object in it) that a name leads to, soft links followed; None if nothing is there.
+    """Return (file, object in it) for a name, following soft links; None if it does not exist.
 
     After a link to another file it is that file and what is left of the name, as yet unresolved. Raises FileFormatError
     unless such links are allowed, and for one that leads to what is no regular file.
@@ -156,7 +156,7 @@ class _Sources:
 
 
 def _blocks(name: str, file: str, pattern: str) -> Iterator[str]:
-    """The files of a virtual dataset: one, or those that a pattern with %b names, up to the first that is missing."""
+    """Yield the files of a virtual dataset: one, or those of a pattern with %b, up to the first missing one."""
     for n, target in enumerate(_numbered(pattern)):
         if n and not os.path.exists(os.path.join(os.path.dirname(file), target)):
             return
@@ -164,7 +164,7 @@ def _blocks(name: str, file: str, pattern: str) -> Iterator[str]:
 
 
 def _numbered(pattern: str) -> Iterator[str]:
-    """Yield a name, or those that a pattern with %b stands for."""
+    """Yield a name, or the names of a pattern with %b."""
     if "%b" not in pattern:
         yield pattern.replace("%%", "%")
         return

@@ -89,7 +89,7 @@ class Tensor(DenseFile):
             self.index.check()
 
     def again(self) -> Readable:
-        """Return the same by the package, where it is installed; else once more by this code."""
+        """Return the same tensor read by the package if it is installed, else again by this code."""
         self.check()
         made = replace(open_array(joined(self.path, self.inner)), index=self.index)
         return ByPackage(made) if _has_package() and not made.array else made
@@ -223,7 +223,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def _has_package() -> bool:
-    """True if the package is there, and reads bfloat16 into NumPy's arrays without a map of the file."""
+    """True if the package is installed and reads bfloat16 into NumPy's arrays."""
     try:
         from safetensors import __version__
     except ImportError:
@@ -248,7 +248,7 @@ def _checked(name: str, x: Any, end: int) -> int:
 
 
 def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> SafetensorsSink:
-    """A tensor in a new file, or added to the one that is there, where it replaces one of its name. FileFormatError.
+    """Return a tensor in a new file, or added to an existing one, maybe replacing another. FileFormatError.
 
     The tensors that are there are copied, and the file stays as it is until the whole is renamed.
     """
@@ -283,7 +283,7 @@ def _is_text(name: str) -> bool:
 
 
 def _placed(tensors: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], int]:
-    """Tensors with where they are to lie, and where they end: large elements first, so that each is aligned."""
+    """Return tensors with their offsets and the end: large elements first, so that each is aligned."""
     order = sorted(tensors, key=lambda name: (-getattr(TYPES.get(tensors[name]["dtype"]), "itemsize", 1), name))
     placed, end = {}, 0
     for name in order:
@@ -315,7 +315,7 @@ def _copy(old: Header, kept: Mapping[str, Any], said: Mapping[str, Any], held: U
 
 
 def open_indexed(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor:
-    """Return a tensor in one of several files, which an index beside them names. Raises FileFormatError."""
+    """Return a tensor in one of several files that an index lists. Raises FileFormatError."""
     index, inner = split(path)
     files, version = read_index(index)
     if inner not in files:

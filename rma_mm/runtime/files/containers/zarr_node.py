@@ -125,7 +125,7 @@ class ZarrNode:
         return self._several("shape")
 
     def check(self, name: str) -> None:
-        """Raise FileFormatError for an array that the package should not be given: what it does then has no bound."""
+        """Raise FileFormatError for an array that would make the package use unbounded memory or run code."""
         if self.is_pickled:
             raise FileFormatError(f"{name}: holds pickled objects, which are never loaded")
         shape = self.extents

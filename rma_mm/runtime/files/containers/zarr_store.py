@@ -118,7 +118,7 @@ def create(
     path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Shape | None = None, shards: Shape | None = None,
     compress: str = "zstd",
 ) -> ZarrSink:
-    """Return an array in a new store, or added to the one that is there, where it may replace another array.
+    """Return an array in a new store, or added to an existing one, maybe replacing another.
 
     Raises FileFormatError, OptionError.
     """
@@ -201,7 +201,7 @@ def _make(
 
 
 def _grid(shape: Shape, itemsize: int, chunks: Shape | None, shards: Shape | None) -> tuple[Shape, Shape]:
-    """(chunks, what is written as a whole), none larger than the matrix needs. Raises OptionError.
+    """Return (chunks, unit of writing), none larger than the matrix needs. Raises OptionError.
 
     >>> _grid((9, 1000), 8, (4, 4), (8, 16)), _grid((5000, 5000), 8, None, None), _grid((7, 3), 8, (100, 2), None)
     (((4, 4), (8, 16)), ((512, 512), (512, 512)), ((7, 2), (7, 2)))

@@ -50,7 +50,7 @@ class BatchRequest:
         return {"A": o.a, "B": o.b, "C": o.c}[x].dtype
 
     def moved_dtype(self, x: str) -> np.dtype[Any]:
-        """Return the same where it is moved: what is added to C is rounded once, behind that."""
+        """Return the type of a matrix while it is moved; contributions to C are rounded once, afterwards."""
         is_added = x == "C" and self.operands.options.beta != 0
         return self.operands.accum_dtype if is_added else self.dtype(x)
 
@@ -152,7 +152,7 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
 
 
 def choose_batch(mesh: Mesh, request: BatchRequest) -> BatchChoice:
-    """Return the fastest way to cut a product on the slowest rank, of those that fit and move as is preferred.
+    """Choose the cut that is fastest on the slowest rank, of those that fit and move data as preferred.
 
     Collective; raises AlgorithmError, OptionError, MemoryLimitError.
     """

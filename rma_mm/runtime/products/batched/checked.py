@@ -26,7 +26,7 @@ Index = tuple[int, ...]
 def checked_batch(
     batch: Batch, given: Operands, seed: int, A: DistArray, B: DistArray, C: DistArray, added: DistArray | None
 ) -> Iterator[None]:
-    """Around products of a batch, whose operands all ranks have agreed on. Collective; raises CheckError.
+    """Check products of a batch, on whose operands all ranks have agreed. Collective; raises CheckError.
 
     given: of one of them. seed: for what is drawn, the same on every rank. added: what beta adds, where that is not C.
     """

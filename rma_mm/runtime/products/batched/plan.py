@@ -44,7 +44,7 @@ class BoundBatch:
     movers: frozenset[Window]  # what it moves them by
 
     def sync(self) -> None:
-        """Make what this rank stored seen, before the others may read it."""
+        """Make this rank's stores visible before the others read them."""
         for window in self.windows:
             window.sync()
 
@@ -187,7 +187,7 @@ class BatchPlan:
         )
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
-        """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
+        """Vote: one allreduce that is agreement and start barrier at once; details are exchanged only if it fails."""
         if not self.ballot.cast(hashed, error is not None, self.watch.piggyback()):
             disagree(self.ballot, in_words(dict(zip(("plan", "A", "B", "c", "C"), facts, strict=False))), error)
         self.watch.act_on_votes(self.ballot.votes)
@@ -240,7 +240,7 @@ class BatchPlan:
         return self._arrays[name]
 
     def _check(self, name: str, x: object, said: str) -> None:
-        """Raise where what the caller calls `said` is not A, B or C (`name`) of this plan."""
+        """Raise an error if the argument `said` is not the A, B or C (`name`) of this plan."""
         if not isinstance(x, DistArray | DistMatrix):
             raise LayoutError(f"{said}: got {type(x).__name__}; execute takes DistArray, or DistMatrix")
         if x.mesh is not self.mesh:
@@ -334,7 +334,7 @@ class BatchPlan:
         self._own_c = None
 
     def forget(self, window: Window) -> None:
-        """Drop what is bound, as a window is about to be closed."""
+        """Drop bound operations because a window will be closed."""
         self._latest = None
         self._bound.clear()
 
