@@ -81,11 +81,11 @@ class JaxRanks:
         found = [device.process_index for device in devices.flat]
         if found != self.processes:
             raise MeshError(
-                f"x: it lies on the processes {found} of JAX; the ranks of the mesh {mesh.grid} are the processes "
+                f"x: it is on JAX's processes {found}; the ranks of the mesh {mesh.grid} are the processes "
                 f"{self.processes}: rma_mm.jax.device_mesh(mesh) makes a mesh of these"
             )
         if getattr(sharding.spec, "unreduced", None) or getattr(sharding.spec, "reduced", None):
-            raise LayoutError(f"x: got {sharding.spec}; sums are to be completed before")
+            raise LayoutError(f"x: got {sharding.spec}; complete the partial sums first")
         grid = None if devices.shape == mesh.grid.dims else MeshShape(devices.shape)
         names = dict(zip(sharding.mesh.axis_names, (grid or mesh.grid).names, strict=True))
         cuts = [() if cut is None else (cut,) if isinstance(cut, str) else cut for cut in sharding.spec]
@@ -185,7 +185,9 @@ def to_jax(D: DistMatrix) -> jax.Array:
         facts["D"] = D.facts
         grid = D.layout.mesh(D.mesh.grid)
         if grid.size != D.mesh.size:
-            raise LayoutError(f"layout: got {D.layout}, which leaves ranks out; an array of JAX lies on all of them")
+            raise LayoutError(
+                f"layout: got {D.layout}, which leaves out ranks; an array of JAX must lie on all of them"
+            )
         cuts = even_axes(replace(D.layout, grid=None), grid, "PartitionSpec")
         for extent, axes in zip(D.shape, cuts, strict=True):
             parts = prod(grid.axis_size(axis) for axis in axes)
@@ -195,7 +197,7 @@ def to_jax(D: DistMatrix) -> jax.Array:
                     f"not at all: redistribute to a layout that leaves that dimension whole"
                 )
         if jax.dtypes.canonicalize_dtype(D.dtype) != D.dtype:
-            raise DtypeError(f"D: got {D.dtype}; JAX has it after jax.config.update('jax_enable_x64', True)")
+            raise DtypeError(f"D: got {D.dtype}; JAX supports it after jax.config.update('jax_enable_x64', True)")
     sharding = NamedSharding(known.arranged(grid), PartitionSpec(*(axes or None for axes in cuts)))
     part: Any = jax.device_put(np.array(D.tile), known.devices[D.mesh.rank])
     return jax.make_array_from_single_device_arrays(D.shape, sharding, [part])

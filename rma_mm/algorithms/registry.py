@@ -33,7 +33,7 @@ def find_algorithm(name: object) -> Algorithm:
     """Return the algorithm `name` or `name:form`. Raises AlgorithmError that lists the valid names or forms."""
     base, colon, form = name.partition(":") if isinstance(name, str) else ("", "", "")
     if base not in ALGORITHMS:
-        raise AlgorithmError(f"algorithm: got {name!r}; there are auto, {', '.join(ALGORITHMS)}")
+        raise AlgorithmError(f"algorithm: got {name!r}; use auto or one of {', '.join(ALGORITHMS)}")
     algorithm = ALGORITHMS[base]
     if not colon:
         return algorithm

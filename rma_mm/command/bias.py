@@ -90,7 +90,7 @@ def _reread(path: str, bias: NDArray[Any], dtype: str | None, kind: str | None) 
         return reread_vector(path, bias)
     found = _read(path, dtype, kind)
     if (found.shape, found.dtype) != (bias.shape, bias.dtype):
-        raise ValueError(f"it holds {found.dtype} of shape {found.shape}, and held {bias.dtype} of {bias.shape}")
+        raise ValueError(f"it now holds {found.dtype} of shape {found.shape}, before {bias.dtype} of {bias.shape}")
     return found
 
 

@@ -30,7 +30,7 @@ class TorchRanks:
         with agreed(mesh.comm, "torch.distributed"):
             if not (is_available() and is_initialized()):
                 raise MeshError(
-                    "torch.distributed: it is not initialised on this rank; before, call init_process_group('gloo', "
+                    "torch.distributed: it is not initialised on this rank; first call init_process_group('gloo', "
                     "init_method=…, world_size=mesh.size, rank=mesh.rank)"
                 )
         self.ranks: list[int] = mesh.comm.allgather(get_rank())

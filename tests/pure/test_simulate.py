@@ -529,7 +529,7 @@ def test_a_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch:
         (["--shape", "4,4,4", "--weak", "0,2"], "--weak: got '0,2'"),
         (["--shape", "4,4,4", "--ranks", "4", "--plot", "x.png"], "--plot: needs --strong or --weak"),
         (["--shape", "4,4,4", "--ranks", "4", "--dtype", "int8"], "--dtype: got int8; typical has no figures for it"),
-        (["--shape", "4,4,4", "--ranks", "4", "--algorithm", "fast"], "algorithm: got 'fast'; there are auto, "),
+        (["--shape", "4,4,4", "--ranks", "4", "--algorithm", "fast"], "algorithm: got 'fast'; use auto or one of "),
         (["--shape", "4,4,4", "--ranks", "4", "--layout-a", "z"], "'z'"),
         (["--shape", "4,4,4", "--ranks", "4", "--machine", "/nowhere"], "machine file /nowhere: cannot be read"),
         (["--shape", "4,4,4", "--rank", "4"], "unrecognized arguments: --rank 4"),

@@ -403,7 +403,7 @@ def test_a_part_of_a_chunk_is_refused():
         with pytest.raises(ShapeError, match=r"cuts a chunk of \(8, 5\)"):
             sink.write(region, X[region.selector()])
     sink.write(Region((Span([(8, 16), (32, 37)]), Span.range(20, 23))), X[np.r_[8:16, 32:37], 20:])
-    with pytest.raises(FileFormatError, match="23 of its chunks have not come to the disk"):
+    with pytest.raises(FileFormatError, match="23 of its chunks are not on the disk"):
         sink.publish()
     sink.discard()
     assert os.listdir() == []

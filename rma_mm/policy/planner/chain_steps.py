@@ -82,7 +82,7 @@ def requested_results(
     Raises OptionError.
     """
     if outputs is not None and only is not None:
-        raise OptionError("outputs, only: pass outputs for results beside those that no step reads, or only for these")
+        raise OptionError("outputs, only: use one of them: outputs adds results, only replaces them")
     what, named = ("only", only) if only is not None else ("outputs", outputs or ())
     is_list = isinstance(named, Sequence) and all(isinstance(x, str) for x in named) and not isinstance(named, str)
     if not is_list or not all(name in graph.results for name in named) or (only is not None and not named):

@@ -70,7 +70,7 @@ def reread_vector(path: str, like: NDArray[Any]) -> NDArray[Any]:
     with open(path, "rb") as file:
         stored, _, shape = _header(file)
         if shape != like.shape:
-            raise ValueError(f"it holds {truncate(shape)}, and held {like.shape}")
+            raise ValueError(f"it now holds {truncate(shape)}, before {like.shape}")
         found = np.fromfile(file, stored, prod(shape))
     return _typed(found, like.dtype)
 

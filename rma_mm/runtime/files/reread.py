@@ -84,7 +84,7 @@ def _strips(
 ) -> Strips:
     """This rank's strip. Raises OSError, ValueError."""
     if (file.shape, file.dtype) != (shape, dtype):
-        raise ValueError(f"it holds {truncate(file.shape)} of {file.dtype}, and held {shape} of {dtype.name}")
+        raise ValueError(f"it now holds {truncate(file.shape)} of {file.dtype}, before {shape} of {dtype.name}")
     line = Line(comm, comm.rank, MeshShape((comm.size,)))
     extents = shape[::-1] if file.fortran_order else shape
     made = Strips(line, extents, strip_layout(extents[0], comm.size), np.empty((0, 0), dtype))

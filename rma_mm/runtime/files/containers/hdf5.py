@@ -251,7 +251,7 @@ def _reserved(held: Unfinished, what: str, inner: str, shape: tuple[int, ...], d
     with library_errors(what), h5py.File(held.temporary, "w" if is_new else "r+", locking=False) as file:
         check_no_links(what, file, inner)
         if isinstance(file.get(inner), h5py.Group):
-            raise FileFormatError(f"{what}: is a group in that file; name a matrix in it")
+            raise FileFormatError(f"{what}: is a group in that file; name a matrix inside it")
         if inner in file:
             del file[inner]
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)

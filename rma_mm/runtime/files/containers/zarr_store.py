@@ -84,7 +84,7 @@ class ZarrSink:
             missing = sum(not os.path.exists(file) for file in files)
         if missing:
             raise FileFormatError(
-                f"output {display_path(self.path)}: {missing} of its chunks have not come to the disk"
+                f"output {display_path(self.path)}: {missing} of its chunks are not on the disk"
             )
         if self.before is not None:
             self.before.check()
@@ -176,7 +176,7 @@ class _Destination:
             if node.is_consolidated:
                 raise FileFormatError(
                     f"{what}: {display_path(folder)} has consolidated metadata, "
-                    f"which would be wrong then; name another store"
+                    f"which would become wrong; name another store"
                 )
             folder, form = os.path.join(folder, words.pop(0)), node.format
         return _Destination(folder, "/".join(words), form, before)
@@ -207,10 +207,10 @@ def _grid(shape: Shape, itemsize: int, chunks: Shape | None, shards: Shape | Non
     (((4, 4), (8, 16)), ((512, 512), (512, 512)), ((7, 2), (7, 2)))
     """
     if shards and not chunks:
-        raise OptionError(f"shards: got {shards} without chunks; say chunks that divide them, as {shards}")
+        raise OptionError(f"shards: got {shards} without chunks; give chunks that divide them, as {shards}")
     if shards and chunks and any(all_ % one for all_, one in zip(shards, chunks, strict=True)):
         raise OptionError(
-            f"shards: got {shards} with chunks of {chunks}; rows of a shard are a multiple of a chunk's, columns too"
+            f"shards: got {shards} with chunks of {chunks}; rows and columns of a shard must be multiples of a chunk's"
         )
     said = chunks or _usual(shape, itemsize)
     rows, cols = (min(one, max(1, extent)) for one, extent in zip(said, shape, strict=True))
