@@ -21,7 +21,7 @@ class Flavour:
     """A way to expose memory. Only its name and class must be given; the rest is what holds of most."""
 
     name: str
-    """In arguments, reports and files of machines."""
+    """Its name in arguments, reports and files of machines."""
     window: str
     """Its class, as "module:Class", imported when first opened. It takes what `MpiWindow` takes, an array too
     where `takes_arrays`, and says the name as its `flavour`; by a class method `absent` why it cannot be had, if so."""
@@ -36,16 +36,16 @@ class Flavour:
     types: tuple[str, ...] = tuple(sorted(each.name for each in ADDABLE))
     """Types of elements that ranks can accumulate, by name."""
     operations: tuple[str, ...] = tuple(REDUCTIONS)
-    """By which of `REDUCTIONS`."""
+    """The `REDUCTIONS` that it can accumulate by."""
     library: str = "MPI"
-    """Which library moves what goes through it."""
+    """The library that transfers its data."""
     at_most: int = 1900
     """Most windows of its library that a mesh may have open: MPICH dies at about 2045."""
     when_too_small: Flavour | None = None
     """The flavour that takes over where it is absent, or the system grants too little memory; None if that is an
     error."""
     like: Flavour | None = None
-    """By whose figures it is priced where it was not measured; by those of `DEFAULT` where neither was."""
+    """The flavour whose figures price it where it was not measured; those of `DEFAULT` where neither was."""
 
     @cached_property
     def kin(self) -> tuple[Flavour, ...]:

@@ -44,7 +44,7 @@ class JaxRanks:
         self.processes: list[int] = mesh.comm.allgather(jax.process_index("cpu"))
         found = {device.process_index: device for device in jax.devices("cpu")}
         self.devices = [found[process] for process in self.processes]
-        """By rank."""
+        """The devices of JAX, by rank."""
 
     @classmethod
     def of(cls, mesh: Mesh) -> JaxRanks:
@@ -61,7 +61,7 @@ class JaxRanks:
         return found
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no memory or handle of JAX is held."""
 
     def arranged(self, grid: MeshShape) -> JaxMesh:
         """Return the mesh of JAX whose devices are those of the ranks on a grid."""

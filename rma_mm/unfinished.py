@@ -35,7 +35,7 @@ PRIVATE = 0o600
 PRIVATE_FOLDER = 0o700
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 NEW, OLD = "new", "old"
-"""In the temporary folder: what is to get the final name; where what has that name waits to be removed."""
+"""Names in the temporary folder: of the new file, and of the old one that waits to be removed."""
 HELD: set[str] = set()  # the temporary names of all that this process holds
 
 
@@ -43,7 +43,7 @@ class Unfinished:
     """A file, or folder, in the making, held by the process that made it. Errors name `what`, as "output C.npy"."""
 
     def __init__(self, what: str, path: str | os.PathLike[str], is_folder: bool = False) -> None:
-        """Raises FileFormatError if `path` cannot become one. What dead writers of it left is removed."""
+        """Prepare to write `path`, and remove what dead writers of it left. Raise FileFormatError if it cannot be."""
         self.what, self.is_folder, self.descriptor = what, is_folder, -1
         check_target(what, path, is_folder)
         self.path = real_path(path)  # the final name, links followed

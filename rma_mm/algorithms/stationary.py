@@ -73,7 +73,7 @@ TRIANGLES = Algorithm(
     half=True,
     specialize=_fit_triangles,
 )
-"""Which blocks a rank has is in `rma_mm.schedule.lowering.difference_cover`."""
+"""Blocks are dealt to ranks by `rma_mm.schedule.lowering.difference_cover`."""
 
 
 def _shares_of_k(problem: PlacedProblem) -> Layout:

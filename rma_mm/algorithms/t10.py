@@ -53,7 +53,7 @@ def row_of(point: Point, problem: Problem) -> Algorithm:
 
 
 def _refused(problem: Problem) -> str:
-    """Why there is no plan; empty if there are."""
+    """Return why T10 has no plan for a problem; empty if it has one."""
     if any(layout is not None and layout.partial for layout in problem.layouts[:2]):
         return "cannot read partial sums of A or B; redistribute them without sum first"
     found = least_moving(problem.shape, problem.mesh.size, problem.memory)

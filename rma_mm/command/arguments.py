@@ -349,7 +349,7 @@ def speeds(text: str) -> tuple[float, ...]:
 
 
 def timeout(text: str) -> float:
-    """For how long a rank may stand still."""
+    """Return the seconds for which a rank may make no progress."""
     try:
         return timeout_of(text, {})
     except OptionError as error:

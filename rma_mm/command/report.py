@@ -90,7 +90,7 @@ class Transferred:
         self.seconds = time.perf_counter() - start if self.bytes else 0.0
 
     def all_ranks(self, mesh: Mesh) -> dict[str, float | None]:
-        """With the seconds of the slowest rank. Collective."""
+        """Return what `--json` reports, with the seconds of the slowest rank. Collective."""
         slowest = max(mesh.comm.allgather(self.seconds))
         return {"bytes": self.bytes, "seconds": slowest, "bytes_per_second": self.bytes / slowest if slowest else None}
 

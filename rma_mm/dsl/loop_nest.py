@@ -27,7 +27,7 @@ class Nest:
     relations: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """As DISTAL writes it. What is distributed is one loop, fused of all those, and says so once."""
+        """Write the nest as DISTAL does, with all distributed loops fused into one."""
         text = self.statement
         for loop in reversed(self.loops):
             moved = [f"transfers: {', '.join(f'transfer({name})' for name in loop.moved)}"] if loop.moved else []

@@ -139,7 +139,7 @@ class Loops:
     order: tuple[str, ...]
     """The loops that are not distributed, outermost first."""
     loops: CutLoops
-    """Into which loops the indices are cut."""
+    """The loops into which each index is cut."""
     over: str = ""
     """The index that was reordered to be the loop in time; the summed one where empty."""
     levels: Mapping[str, str] = field(default_factory=dict)

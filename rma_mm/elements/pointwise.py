@@ -49,7 +49,7 @@ OPERATIONS = {
     "gelu": ElementOperation(1, REAL, "gelu({})", np.positive),
     "gelu'": ElementOperation(1, REAL, "gelu'({})", np.positive),
 }
-"""By name; gelu' and relu' are derivatives, that of relu 0 at 0."""
+"""Functions by name; gelu' and relu' are derivatives, that of relu being 0 at 0."""
 RANKS = ("truth values", "integers", "real numbers", "complex numbers")
 
 
@@ -92,7 +92,7 @@ class Pointwise:
     result: int | Constant  # which of these is the result
 
     def text(self, names: list[str]) -> str:
-        """As it is written, with operands of these names."""
+        """Write the expression as users do, with operands of these names."""
         found = list(names)
         for name, args in self.ops:
             operands = [_written(x, found) for x in args]

@@ -17,7 +17,7 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def too_large(shape: tuple[int, int]) -> str:
-    """Why no matrix has this shape; empty if one may.
+    """Return why no matrix can have this shape; empty if one can.
 
     >>> too_large((0, 2**60))
     'a matrix has at most 1125899906842624 elements, rows or columns'

@@ -48,7 +48,7 @@ _PARSERS: dict[str, Callable[[str, MeshShape, int], Layout]] = {
     "distal": parse_distal,
     "pblas": lambda text, mesh, begin: parse_descriptor(text, mesh, begin).layout(mesh),  # of a matrix of any shape
 }
-"""By the word in front: text, mesh and the column to begin at → layout of a matrix."""
+"""Parsers by prefix: text, mesh and the column to begin at → layout of a matrix."""
 
 _PREFIX = re.compile(rf"\s*({'|'.join(_PARSERS)})\s*:(?!\s*(?:{'|'.join(CUTS)})\s*\()")
 """The word in front; `sbp:cyclic(2)` is an axis of that name."""

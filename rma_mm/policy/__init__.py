@@ -1,1 +1,1 @@
-"""Which algorithm, on which placements: candidates, their price in words, and why each loser lost."""
+"""Choose an algorithm and placements: candidates, their prices in words, and why each loser lost."""

@@ -18,7 +18,7 @@ Operand = Literal["A", "B", "C"]
 
 DIMS = "mnk"  # dimensions of the iteration space, in the order of its regions
 OPERAND_DIMS: dict[str, tuple[int, int]] = {"A": (0, 2), "B": (2, 1), "C": (0, 1)}
-"""Which dimensions of (m, n, k) the rows and columns of each operand are."""
+"""The dimensions of (m, n, k) that are the rows and columns of each operand."""
 
 
 def side(box: Region, operand: str) -> Region:
@@ -166,7 +166,7 @@ class Algorithm:
     summary: str
     """One line for `--list`."""
     work: WorkMap
-    """Which rank multiplies which box of (m, n, k)."""
+    """The box of (m, n, k) that each rank multiplies."""
     over: Literal["m", "n", "k"]
     """The dimension that a rank walks in time."""
     order: Literal["rotated", "plain", "ticket"] = "rotated"

@@ -44,7 +44,7 @@ class Schedule:
     computed: Layout | None = None
     """Layout in which ranks open and finish C, if replicas do not divide it in the usual way."""
     symmetry: Symmetry | None = None
-    """That by which parts of C are mirrored rather than multiplied; None if none may be."""
+    """The symmetry by which parts of C are mirrored rather than multiplied; None if no part may be."""
 
     @property
     def output_layout(self) -> Layout:

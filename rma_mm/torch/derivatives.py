@@ -12,7 +12,7 @@ DERIVATIVES: dict[str | None, Callable[[torch.Tensor, torch.Tensor, torch.Tensor
     "relu": lambda dy, y, into: torch.ops.aten.threshold_backward.grad_input(dy, y, 0, grad_input=into),
     "gelu": lambda dy, z, into: torch.ops.aten.gelu_backward.grad_input(dy, z, grad_input=into),
 }
-"""By activation: (gradient, what it was or became, where to put the gradient before it)."""
+"""By activation: a function of (gradient, its argument or result, where to put the gradient before it)."""
 TWICE: dict[str | None, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "relu": lambda dy, y: dy * (y > 0),
     "gelu": torch.ops.aten.gelu_backward,

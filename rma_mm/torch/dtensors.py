@@ -20,7 +20,7 @@ from rma_mm.torch.kept import KeptTensors
 from rma_mm.torch.tensors import array_of, check_mesh, check_tensor
 
 PLACEMENTS: dict[Placed, Placement] = {"S(0)": Shard(0), "S(1)": Shard(1), "B": Replicate(), "P": Partial("sum")}
-"""By their words in SBP."""
+"""Placements of PyTorch by their words in SBP."""
 
 
 class TorchRanks:
@@ -50,7 +50,7 @@ class TorchRanks:
         return found
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no memory or handle of PyTorch is held."""
 
     def _check_order(self, mesh: Mesh) -> None:
         """Raise MeshError if ranks do not ascend along the axes: PyTorch's groups do, and mix up shards then."""

@@ -39,7 +39,7 @@ class KeptTensors:
 
     @classmethod
     def of(cls, mesh: Mesh) -> KeptTensors:
-        """That of `mesh`, which closes it. Raises MeshError."""
+        """Return the kept tensors of `mesh`, which closes them. Raise MeshError for anything but a mesh."""
         found = check_mesh(mesh).kept.get(cls)
         if found is None:
             found = mesh.kept[cls] = cls(mesh)

@@ -63,7 +63,7 @@ class TorchProduct:
         self.n = n
         self.serial = self.mesh.next_serial()
         self.plans: dict[tuple[object, ...], Plan] = {}
-        """By what they compute, and what `_key` tells of their operands."""
+        """Plans by what they compute, and by the key of their operands."""
         self.y_layout = asked.layout  # layout of y, once the first plan has decided it
         self.ones: DistMatrix | None = None
         self.known_pools: dict[str, ResultPool] = {}  # by what is to lie there
@@ -98,7 +98,7 @@ class TorchProduct:
         return {"transpose_a": True, "layout": self._pool("bias").layout}
 
     def _epilogue(self, dtype: np.dtype[Any]) -> Epilogue | None:
-        """With a bias that is put in before each product."""
+        """Return the epilogue, with a placeholder for the bias that is put in before each product."""
         activation = None if self.request.keeps_sums else self.request.activation
         bias = np.zeros(self.n, dtype) if self.request.has_bias else None
         if bias is None and activation is None:

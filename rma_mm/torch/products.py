@@ -119,7 +119,7 @@ def _request(
 
 
 def _check_axes(name: str, place: Layout, mesh: MeshShape) -> None:
-    """Raises LayoutError for axes that the mesh does not have."""
+    """Check that the mesh has these axes; raise LayoutError otherwise."""
     grid = place.mesh(mesh)
     named = {*place.split_axes, *place.skew_axes, *place.partial, *(axis for axis, _ in place.pins)}
     if grid.size > mesh.size or not named <= set(grid.names):
@@ -195,7 +195,7 @@ class KeptProducts:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.tensors = mesh, KeptTensors.of(mesh)
         self.kinds: OrderedDict[tuple[object, ...], TorchProduct] = OrderedDict()
-        """By what was asked for, shapes and element type. Oldest use first."""
+        """Products by request, shapes and element type, least recently used first."""
         self.by_tiles: dict[tuple[object, ...], tuple[object, ...]] = {}
         """The key of what was computed last of tiles of such shapes."""
         self.recent = RecentCalls()

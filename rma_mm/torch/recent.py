@@ -23,7 +23,7 @@ class RecentCalls:
 
     def __init__(self) -> None:
         self._calls: OrderedDict[tuple[int, ...], _Call] = OrderedDict()
-        """By the identity of what was asked and of the tensors. Oldest use first."""
+        """Results by identity of the request and of the tensors, least recently used first."""
 
     def find(self, asked: object, tensors: Sequence[Any]) -> Known | None:
         """Return the result for these very tensors, if nothing has changed. Local."""

@@ -97,7 +97,7 @@ class MpiWindow(Reach):
         self._queues: dict[int, deque[MPI.Request]] = {}
         self._unflushed: set[int] = set()
         self.failures: dict[int, MPI.Exception] = {}
-        """By identity of their requests, which their transfers have not seen yet."""
+        """Errors, by identity of the request, that their transfers have not seen yet."""
         self.lock = RLock()
         self._tickets = np.empty(2, np.int64)
         for each in self._wins:

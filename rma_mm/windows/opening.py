@@ -42,7 +42,7 @@ def class_of(flavour: str) -> Any:
 
 
 def absent(flavour: str) -> str:
-    """Why windows of a flavour cannot be had by this rank, and the remedy; empty if they can. Local.
+    """Return why this rank cannot open windows of a flavour, and the remedy; empty if it can. Local.
 
     A class of windows that may be absent says so by a class method `absent`, without arguments.
     """

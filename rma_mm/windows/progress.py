@@ -58,7 +58,7 @@ class Progress:
             self.require()
 
     def require(self) -> None:
-        """From now on others' transfers wait until MPI is called here: by a helper thread, or between multiplies."""
+        """Begin a time in which other ranks' transfers wait until this rank, or its helper thread, calls MPI."""
         self.look_out()
         self._is_alone = self._thread is None
 

@@ -88,7 +88,7 @@ def given_array(memory: int | NDArray[Any]) -> NDArray[Any]:
 
 
 def array_problem(array: NDArray[Any]) -> str | None:
-    """Why the array cannot be exposed, or None."""
+    """Return why the array cannot be exposed, or None."""
     if array.dtype.hasobject:
         return f"an array of dtype {array.dtype} holds references; only numbers can be exposed"
     strides = [stride for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1]

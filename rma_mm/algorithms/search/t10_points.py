@@ -38,7 +38,7 @@ class Point:
 
     @property
     def fault(self) -> str:
-        """Why the rings do not come out whole; empty if they do."""
+        """Say why the rings do not come out whole; empty if they do."""
         m, n, k = self.ranks
         for x, ring, count, dim in zip("ABC", self.rings, (n, m, k), "nmk", strict=True):
             if count % ring:

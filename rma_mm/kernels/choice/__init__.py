@@ -1,1 +1,1 @@
-"""Which kernel does a local product, and how fast each is here."""
+"""Choose the kernel of a local product, and measure how fast each is here."""

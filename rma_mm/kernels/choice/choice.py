@@ -1,4 +1,4 @@
-"""Which kernel does a local product: BLAS for the types that it has, generated code for the others.
+"""Choose the kernel of a local product: BLAS for the types that it has, generated code for the others.
 
 Where both multiply a type, and both have been measured on this machine, the faster one does.
 """
@@ -87,7 +87,7 @@ def _check_semiring(semiring: Semiring) -> None:
 
 
 def reason(kernel: str, dtype: np.dtype[Any], m: int, n: int, k: int, semiring: Semiring = PLUS_TIMES) -> str:
-    """Why `kernel` was chosen for two operands of type `dtype`, as far as a measurement says; else nothing."""
+    """Return why `kernel` was chosen for operands of type `dtype`; empty where no measurement decided."""
     consulted = semiring.is_arithmetic and kernel != "numpy" and m * n * k >= COMPILE_FROM
     found = rates(dtype) if consulted else None
     if found is None:

@@ -182,13 +182,13 @@ def compiles(kernel: str, shape: tuple[int, int]) -> bool:
 
 
 def check_epilogue(epilogue: object) -> None:
-    """Raises OptionError for anything but an Epilogue, or None."""
+    """Check that the argument is an Epilogue or None; raise OptionError otherwise."""
     if epilogue is not None and not isinstance(epilogue, Epilogue):
         raise OptionError(f"epilogue: got {type(epilogue).__name__}; pass rma_mm.Epilogue(bias=…, …), or None")
 
 
 def _check_ladder(src: np.dtype[Any], dst: np.dtype[Any], got: str) -> None:
-    """Raises DtypeError for a cast down the ladder of types."""
+    """Check that a cast loses no kind of number (complex to real, real to integer); raise DtypeError otherwise."""
     if rank(src) > rank(dst):
         raise DtypeError(
             f"epilogue: {got}; values go up the ladder bool, integer, real, complex, never down: name another type, or "

@@ -66,4 +66,4 @@ NORMAL = {
         37.0,
     ),
 }
-"""By the type in which C is summed."""
+"""Coefficients by the type in which C is summed."""

@@ -1,4 +1,4 @@
-"""Which types a generated kernel packs, multiplies and sums, and in what tiles: one form for each kind of product.
+"""The form of a generated kernel: the types that it packs, multiplies and sums, and its tiles.
 
 A form is all that tells the kernels of float32, of complex128, of int8 by dot products and of shortest paths apart.
 """

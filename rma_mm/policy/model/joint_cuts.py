@@ -23,9 +23,9 @@ class Joint:
     fused: Figures  # pieces of which none is narrow
     narrowest: Figures  # indices of the narrowest piece before they are fused
     repacked: tuple[Figures, ...]
-    """For each operand: the share of the span that lies in fused pieces which several of its owners have parts of."""
+    """The share of the span, by operand, in fused pieces of which several owners hold parts."""
     interleaved: tuple[Figures, ...]
-    """For each operand: 1 if a piece takes some of an owner's indices and leaves out others between them, or 0."""
+    """By operand: 1 if a piece skips some of an owner's indices between others that it takes, else 0."""
 
 
 def joint(wanted: DimSpans, helds: Sequence[DimSpans], parts: Sequence[Figures], least: int) -> Joint:

@@ -87,7 +87,7 @@ class RankSample:
     count: int  # how many of them are looked at
     weights: Figures  # how many ranks each of these stands for
     node_mates: Numbers | None
-    """For each of these the ranks on its node, itself included, −1 if there are no more; None on a single node."""
+    """The ranks on the node of each of these, itself included, padded with −1; None on a single node."""
     nodes: Numbers  # the node of each that is looked at
     populations: Figures  # number of ranks on the node of each sampled rank
     stands: Figures  # how many ranks of its node each stands for
@@ -101,7 +101,7 @@ class RankSample:
         return dict(zip(grid.names, np.unravel_index(inside, grid.dims), strict=True))
 
     def holds(self, layout: Layout) -> NDArray[np.bool_]:
-        """To which of the ranks a placement gives anything."""
+        """Return which of the ranks hold elements under a placement."""
         grid = layout.mesh(self.mesh)
         found = self.ranks < grid.size
         for axis, coordinate in layout.pins:
@@ -179,7 +179,7 @@ class RankSample:
 
     @property
     def _unseen(self) -> Figures:
-        """For each of a rank's node-mates that is looked at, how many there are."""
+        """Return how many ranks of its node each sampled neighbour stands for."""
         assert self.node_mates is not None
         return np.asarray(np.maximum(1, self.populations - 1) / np.maximum(1, (self.node_mates >= 0).sum(axis=1) - 1))
 
@@ -272,7 +272,7 @@ def _steps(dims: int) -> list[float]:
 
 
 def _cells(mesh: MeshShape, about: int) -> tuple[int, ...]:
-    """Into how many cells each axis is cut, so that there are about so many, with sides about as long."""
+    """Return into how many cells each axis is cut, for `about` cells with sides of about equal length."""
     counts = [1] * len(mesh.dims)
     while prod(counts) < min(about, mesh.size):
         widest = max(range(len(counts)), key=lambda axis: mesh.dims[axis] / counts[axis])

@@ -1,4 +1,4 @@
-"""Into what pieces the boxes of a walk are cut, and which operands are then put together from several owners' parts.
+"""Find the pieces into which a walk's boxes are cut, and the operands that are then put together from several parts.
 
 As `schedule.lowering.boxes` and `walk` cut one rank's box into spans, except for all ranks at once, and by counts
 alone.

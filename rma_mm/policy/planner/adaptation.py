@@ -54,7 +54,7 @@ class Watch:
         return measured is not None and measured > self._before[1]
 
     def change(self, name: str, kind: str, predicted: float) -> str:
-        """It is done by another plan from now on. What is to be reported of that."""
+        """Record that another plan is used from now on, and return the line to report."""
         measured = self.measured
         assert measured is not None
         ratio, before = measured / self.predicted, self.name

@@ -377,7 +377,7 @@ def _taken(algorithm: Algorithm, request: Request, x: str, wanted: Layout | None
 
 
 def _misfit(request: Request, x: str, wanted: Layout) -> str:
-    """Why operand `x` cannot be placed so; empty if it can."""
+    """Return why operand `x` cannot be placed so; empty if it can."""
     try:
         wanted.check(request.extent(x), request.mesh)
     except LayoutError as error:

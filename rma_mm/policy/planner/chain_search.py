@@ -108,7 +108,7 @@ def greedily(question: Question) -> Answer:
 # -- the search -----------------------------------------------------------------------------------
 
 Masks = tuple[int, ...]
-"""For each matrix that is still needed, the numbers of its available placements as bits; 0 for one not placed yet."""
+"""The available placements, as bits, of each matrix that is still needed; 0 for one not placed yet."""
 
 
 class _Arrival(NamedTuple):

@@ -102,7 +102,7 @@ def steps_of(graph: Graph, kept: Collection[str], fuses: bool = True) -> tuple[t
 
 @dataclass
 class _Grouping:
-    """Which nodes are matrices in memory, and which are only passed through."""
+    """Decide which nodes become matrices in memory, and which are only passed through."""
 
     graph: Graph
     kept: Collection[str]

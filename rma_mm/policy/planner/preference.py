@@ -15,7 +15,7 @@ VARIABLE, ALIAS = "RMA_MM_PREFER", "USE_ALLREDUCE"
 VARIABLES = (VARIABLE, ALIAS)
 """Environment variables, the first one first; the second is known from other programs on such clusters."""
 EXCLUDED = f"gets or accumulates here, which prefer={TWO_SIDED!r} (or {VARIABLE}) excludes"
-"""Why a candidate cannot serve."""
+"""The reason shown for an excluded candidate."""
 UNSERVED = (
     f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every algorithm for these placements gets or accumulates; "
     f"leave more placements open, or place A, B and C in blocks, \"P('i', 'j')\", for summa_c"

@@ -94,7 +94,7 @@ class Price:
 
     @property
     def why_not(self) -> str:
-        """Why it cannot be done; empty if it can."""
+        """The reason why the cell cannot be computed; empty if it can."""
         if self.candidate.rejected:
             return self.candidate.rejected
         held, room = self.tightest

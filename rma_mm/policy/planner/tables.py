@@ -57,7 +57,7 @@ def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
 
 
 def why_lost(candidate: Candidate, chosen: Candidate, asked: str, found: Sequence[Candidate]) -> str:
-    """Why a candidate was not chosen, or was. found: all of them, in the order in which they are taken."""
+    """Return why a candidate was chosen or not. found: all candidates, best first."""
     ours, best = candidate.seconds, chosen.seconds
     if candidate is chosen:
         return f"chosen: {'it was named' if asked != 'auto' else how_fast(chosen, found)}"

@@ -84,7 +84,7 @@ class World:
         return len(self.schedule.holds(ref)[1]) * self.bytes_of[ref.operand]
 
     def stretches(self, ref: Ref) -> int:
-        """Into how many pieces a box falls in the memory that stores it; 0 if that is for nothing, or it is one."""
+        """Count the pieces of a box in the memory that stores it; 0 if there is one, or pieces cost nothing."""
         if not self.machine.piece and not self.machine.packed:
             return 0
         holds = self.schedule.holds(ref)
@@ -125,7 +125,7 @@ class World:
         self.clock.after(self.machine.meet(self.size), met.end)
 
     def posted(self, rank: int, event: str, number: int) -> Signal:
-        """That a rank has posted an event so many times, counted from 1."""
+        """Return the signal that is set when a rank posts an event for the `number`-th time, from 1."""
         key = rank, event, number
         if key not in self.signals:
             self.signals[key] = Signal(self.clock)
@@ -211,7 +211,7 @@ class Flow:
     def __init__(
         self, rank: Rank, latency: float, seconds: float, wires: Wires, movement: str, x: str, hidden: float
     ) -> None:
-        """It is `rank`'s own: no multiply of another rank is held up. hidden: the share that its own goes on beside."""
+        """Begin a transfer of `rank` that delays no other rank. hidden: the share that its multiply goes on beside."""
         self.rank, self.wires, self.hidden = rank, wires, hidden
         self.movement, self.x, self.begin = movement, x, rank.world.clock.now
         self.over = Signal(rank.world.clock)
@@ -272,7 +272,7 @@ class Message:
 
 
 def rounds(op: GroupOp) -> int:
-    """In how many rounds a group moves something; one where it is sent to each directly."""
+    """Return the rounds of messages that a group's transfer takes; one where each member is sent to directly."""
     if not isinstance(op, Broadcast) or op.kind != "broadcast" or len(op.group) <= FLAT:
         return 1
     return (len(op.group) - 1).bit_length()

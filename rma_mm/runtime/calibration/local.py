@@ -119,7 +119,7 @@ class Products:
     begins_together = False
 
     def __init__(self, comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, scratch: LocalScratch) -> None:
-        """Raises DtypeError, or AlgorithmError for a kernel that cannot be had."""
+        """Prepare the calls to measure; raise DtypeError, or AlgorithmError for a kernel that is missing."""
         self.comm, self.name, self.scratch = comm, f"{dtype} {kernel}", scratch
         self.load = site.processor_load(dict.fromkeys(range(site.size), 1))[0]
         self.settles = site.threads > 1

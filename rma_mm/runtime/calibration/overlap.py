@@ -20,7 +20,7 @@ WIDTH = 512  # columns, in float32, of the memory that transfers come from and g
 LONG = (128, 512, 1024, 4096)
 """Rows of `WIDTH` that are moved: from 256 KiB to 8 MiB; the first round tells which of them."""
 FIRST, LASTS = 1, 0.04
-"""Which of them comes first, and the seconds that the one which is taken lasts at most, where that can be."""
+"""The size to begin with, by position, and the seconds that a transfer of the size taken should last at most."""
 LONGER = 1.5  # duration of the multiply beside a transfer, over that of the transfer
 MOST = 4000  # small products that the multiply is made of at most
 

@@ -31,7 +31,7 @@ class Site:
     threads: int
     """BLAS threads of the rank that has fewest: hosts may differ in cores, and all ranks time the same cases."""
     pool_of: tuple[int, ...] = ()
-    """Which processors each rank runs on, as a number: ranks of one number share them, by turns of the system's."""
+    """A number for the processors of each rank: ranks of one number share theirs, as the system schedules them."""
 
     @classmethod
     def of(cls, comm: MPI.Intracomm, node_of: Sequence[int], threads: int) -> Site:

@@ -145,7 +145,7 @@ def rank_moves(schedule: Schedule | None, mesh: Mesh) -> RankTransfers:
 
 
 def joined(ranks: Sequence[RankTransfers]) -> RankTransfers:
-    """That of all ranks. Nothing is brought early that not all ranks of a group would start at the beginning."""
+    """Join the transfers of all ranks, keeping only those that every rank of a group would start early."""
     alike = all(
         ranks[rank].collectives[key] == count
         for each in ranks

@@ -192,7 +192,7 @@ def summed_early(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]]) -> s
 
 
 def path(subscripts: Subscripts) -> list[tuple[int, ...]]:
-    """Which operands are multiplied next, by number; the product goes behind the others.
+    """The operands to multiply next, by number; their product is appended to the others.
 
     As opt_einsum finds it, where that is installed (the extra `einsum`); else from left to right.
     """

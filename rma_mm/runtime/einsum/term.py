@@ -19,7 +19,7 @@ from rma_mm.runtime.matrices.array import DistArray
 
 Array = NDArray[Any]
 Groups = Sequence[Indices]
-"""For each dimension of an arranged array the indices that it is made of, the last of them fastest."""
+"""The indices that each dimension of an arranged array is made of, the last one fastest."""
 
 
 @dataclass(frozen=True, eq=False)

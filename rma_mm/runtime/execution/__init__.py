@@ -1,1 +1,1 @@
-"""From a schedule to calls on real memory, and running them."""
+"""Turn a schedule into calls on real memory, and run them."""

@@ -1,4 +1,4 @@
-"""From operations to calls on real memory: views resolved, transfers and local products bound, waits in between."""
+"""Bind operations to real memory: resolve views, bind transfers and local products, and put waits between them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Binding:
         self.actions: list[Action] = []
         self.viewed = Counters()  # words that Multiplies read in place, of one run
         self.under_way: dict[str, list[tuple[int, Transfer]]] = defaultdict(list)
-        """By name, each with the number of barriers that stand before it in the program."""
+        """Transfers by name, each with the number of barriers before it in the program."""
         self.passed = 0  # barriers that stand before what is bound now
         self.gates: list[ops.Await] = []  # awaited events that have not delayed anything yet
         self.fetches: dict[str, Fetch] = {}

@@ -74,7 +74,7 @@ class ProductOptions:
         return replace(self, compute_dtype=compute, check=self._checked(), prefer=prefer, **flags)
 
     def _checked(self) -> str:
-        """Which products are verified: "every=N", empty if none is. Raises OptionError."""
+        """Return how often products are verified, as "every=N"; empty for never. Raise OptionError for a bad value."""
         check = self.check
         if isinstance(check, bool | np.bool_):
             check = "every=1" if check else ""

@@ -1,4 +1,4 @@
-"""Nothing runs before all ranks have shown together that its schedule is right."""
+"""Prove, on all ranks together, that a schedule is right before it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prove(mesh: Mesh, schedule: Schedule, what: str) -> None:
 
 
 def prove_once(mesh: Mesh, schedule: Schedule, what: str, key: object) -> None:
-    """As `prove`, except for a schedule that was shown before; `key`, the same on all ranks, tells them apart."""
+    """Prove a schedule as `prove` does, but each only once; `key`, the same on all ranks, tells them apart."""
     if key in mesh.proved:
         return
     prove(mesh, schedule, what)

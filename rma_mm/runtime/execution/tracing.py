@@ -45,7 +45,7 @@ class Trace:
 
     @contextmanager
     def repetition(self) -> Iterator[None]:
-        """Around one product, from one meeting of all ranks to the next."""
+        """Trace one product, from one barrier of all ranks to the next."""
         start, before = clock(), len(self.calls)
         yield
         self.repetitions.append((start, clock()))

@@ -54,7 +54,7 @@ class Source(Readable, Protocol):
 
     @property
     def path(self) -> str:
-        """As the user gave it."""
+        """The path as the user gave it."""
 
     @property
     def facts(self) -> Mapping[str, object]:
@@ -112,7 +112,7 @@ class Format:
     create: Callable[..., Sink]
     """(path, shape, element type, options by name) → a file with room for all of the matrix. Local; FileFormatError."""
     open_array: Callable[[Path, Any], Source] | None = None
-    """As `open`, for arrays of any number of dimensions, which `create` then makes, too; None if it has none.
+    """Like `open`, for arrays of any number of dimensions, which `create` then makes, too; None if it has none.
 
     Such a source, and a sink, deals with the matrix that the array is kept as. The source has `array`, the shape in its
     own dimensions, or () for a matrix; and `is_reversed`, whether they lie in reverse order.

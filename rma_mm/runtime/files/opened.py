@@ -204,7 +204,7 @@ def open(  # noqa: A001
 
 
 def open_array(uri: Path, dtype: Any = None, kind: str | None = None, allow_external: bool | None = None) -> Any:
-    """As `open`, for arrays of any number of dimensions where the format has them: a `Source` of the format's own."""
+    """Open an array of any number of dimensions, where the format has them, as the format's own `Source`."""
     name, form = named_in(uri, kind)
     if name.part is not None:
         return open(uri, dtype, kind, allow_external)

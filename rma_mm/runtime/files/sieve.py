@@ -71,7 +71,7 @@ def _read_rows(descriptor: int, begin: int, pitch: int, out: NDArray[np.uint8]) 
 
 
 def _within(indices: NDArray[np.int64], start: int, stop: int) -> tuple[slice, slice | NDArray[np.int64]]:
-    """Which of some ascending indices lie in start…stop − 1, and where in there."""
+    """Return which of some ascending indices lie in start…stop − 1, and where in there."""
     first, last = np.searchsorted(indices, (start, stop))
     found = indices[first:last] - start
     is_run = found.size and found[-1] - found[0] == found.size - 1

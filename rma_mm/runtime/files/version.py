@@ -1,4 +1,4 @@
-"""Which version of a file it was: a file that changes while it is in use gives parts of both."""
+"""Tell versions of a file apart, as one that changes while it is in use gives parts of both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Version:
 
     @staticmethod
     def of(path: str) -> Version | None:
-        """That of a file as it is now; None if there is none."""
+        """Return the version of a file as it is now; None if there is no file."""
         try:
             return Version(path, identity_of(os.stat(path)))
         except (OSError, ValueError):  # ValueError: a null character

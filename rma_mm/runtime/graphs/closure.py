@@ -210,7 +210,7 @@ def _square(matrix: DistMatrix, ring: Semiring, itself: Any) -> float:
 
 
 def _rounding(matrix: DistMatrix, is_whole: bool) -> tuple[NDArray[np.float64], float]:
-    """By vertex, how far below 0 rounding may bring a cycle through it; and up to where lengths are exact. Collective.
+    """Return how far below 0 rounding may bring a cycle, by vertex, and up to where lengths are exact. Collective.
 
     On a cycle of no positive weight through v, no part is longer than what its rest can take back: the least that
     leads from v, and the least that leads to it. Larger weights elsewhere play no role. is_whole: True if all weights

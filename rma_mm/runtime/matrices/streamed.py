@@ -92,7 +92,7 @@ class FileWindow:
         return Reading(partial(self._read, target, origin[rows.as_slice(), cols.as_slice()]))
 
     def sync(self) -> None:
-        """Nothing is stored in a file that a product reads."""
+        """Do nothing: a product only reads this file."""
 
     flush = sync
 

@@ -238,7 +238,7 @@ def check_limit(limit: object) -> None:
 
 
 def _check_semiring(operands: Operands) -> None:
-    """Raises OptionError, DtypeError, or LayoutError for summands, which are added up by + wherever they are read."""
+    """Check the semiring; raise OptionError, DtypeError, or LayoutError for summands, which are always added by +."""
     semiring, o = operands.semiring, operands.options
     check_semiring(semiring, operands.c.dtype, o.alpha, o.beta, o.conjugate_a or o.conjugate_b)
     for name, x in zip("ABC", (operands.a, operands.b, operands.c), strict=True):

@@ -30,7 +30,7 @@ from rma_mm.runtime.ranks.process_group import serialized
 plan = make_plan  # the public name of `make_plan`
 AnyPlan = Plan | BatchPlan
 Steps = tuple[int, ...]
-"""By how many steps the share of each rank is shrunk; none where a product does not rest on that."""
+"""The steps by which each rank's share is shrunk; empty where a product does not depend on them."""
 PLANS = 16  # plans that `matmul` keeps for a mesh, with their scratch memory
 
 
@@ -39,12 +39,12 @@ class PlanCache:
 
     def __init__(self) -> None:
         self.plans: OrderedDict[tuple[object, Steps], AnyPlan] = OrderedDict()
-        """By what was asked for, and the shares of slow ranks. Oldest use first."""
+        """Plans by request and shares of slow ranks, least recently used first."""
         self._steps: dict[object, Steps] = {}  # the shares by which each product was done last
 
     @classmethod
     def of(cls, mesh: Mesh) -> PlanCache:
-        """That of `mesh`, which closes it."""
+        """Return the cache of `mesh`, which closes it."""
         found = mesh.kept.setdefault(cls, cls())
         assert isinstance(found, cls)
         return found

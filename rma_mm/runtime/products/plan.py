@@ -135,7 +135,7 @@ class Plan:
 
     @property
     def why(self) -> str:
-        """Why it was chosen."""
+        """The reason why this plan was chosen."""
         return self.choice.why
 
     @property
@@ -379,7 +379,7 @@ class Plan:
     def checked(
         self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None = None
     ) -> AbstractContextManager[None]:
-        """Around the next product, where something is checked. added: what beta adds, where that is not C."""
+        """Check the next product, where checks are on. added: the matrix that beta scales, where that is not C."""
         if self.mesh.checks is not None and not self.spec.files:
             return checked_product(self.algorithm, self.spec, self.serial, A, B, C, added)
         self._done += 1

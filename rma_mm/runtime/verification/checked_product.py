@@ -180,7 +180,7 @@ def local_matrix(matrix: OnMesh) -> LocalMatrix:
 
 
 def checked_move(source: OnMesh, layout: Layout, tile: NDArray[Any]) -> AbstractContextManager[None]:
-    """Around a redistribution of `source` that fills `tile`, this rank's part as placed by `layout`.
+    """Check a redistribution of `source` that fills `tile`, this rank's part as placed by `layout`.
 
     Where there is something to check it is collective, and raises CheckError.
     """

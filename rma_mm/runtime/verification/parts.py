@@ -162,7 +162,7 @@ class Part:
 
 
 def _positions(held: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which of `wanted` are among `held`, which ascends, and where there."""
+    """Return which of `wanted` are among `held`, which ascends, and where there."""
     at = np.searchsorted(held, wanted)
     which = np.flatnonzero(at < len(held))
     which = which[held[at[which]] == wanted[which]]

@@ -71,7 +71,7 @@ def first_wrong(rows: Indices, width: int, look: Callable[[Indices], tuple[str, 
 
 
 def differing(names: Sequence[str], actual: Array, exact: Array, wrong: Array) -> tuple[str, float]:
-    """As `first_wrong` looks at rows without rounding errors, of which some elements are `wrong`.
+    """Compare rows that have no rounding errors, some elements of which are `wrong`, as `first_wrong` does.
 
     names: what the rows' elements are called, their column left open.
     """

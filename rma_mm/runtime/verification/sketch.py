@@ -1,4 +1,4 @@
-"""Which rows of a product of floats look wrong: C·x against alpha·A·(B·x) + beta·C0·x, after Freivalds.
+"""Find rows of a product of floats that look wrong: C·x against alpha·A·(B·x) + beta·C0·x, after Freivalds.
 
 Each column of x holds random signs for `WIDTH` neighbouring columns of C, 0 elsewhere: the rounding errors of a whole
 row would hide one wrong element, those of `WIDTH` elements hide it up to about 11·√`WIDTH` times their size. Some more

@@ -83,10 +83,10 @@ class Tally:
     def __init__(self) -> None:
         self.products = self.nanoseconds = 0  # products, and what they took
         self.multiplying = self.waiting = 0
-        """In local products; in waits for transfers, node-mates, and all ranks to end."""
+        """Nanoseconds in local products; in waits for transfers, for ranks of the node, and for all ranks to end."""
         self.work = 0.0  # multiply-adds
         self.moving = self.exposed = 0
-        """From the start of transfers until they were seen to be over; and of that, in which nothing else was done."""
+        """Nanoseconds in which a transfer was under way; and those of them in which nothing else was done."""
         self.traffic = Counters()  # words and messages of products
         self.slices = self.plan_changes = self.check_failures = self.retries = 0
         self.latencies = {operation: Histogram() for operation in OPERATIONS}

@@ -84,7 +84,7 @@ class WatchedTransfer:
         self.inner.close()
 
     def _again(self, fault: Exception) -> bool:
-        """It has failed: try again, until it is over. Raises WindowError."""
+        """Repeat the failed transfer until it is over. Raise WindowError if it keeps failing."""
         return retry(fault, self._repeat, activity_text(self.activity), self.tally, self.repeats)
 
     def _repeat(self) -> bool:
@@ -94,7 +94,7 @@ class WatchedTransfer:
         return True
 
     def _end(self, now: int, is_seen: bool) -> None:
-        """It is over; `is_seen`: now, and not some time ago."""
+        """Record that the transfer is over. is_seen: it was seen to end now, not some time ago."""
         begun, self._begun = self._begun, None
         if begun is not None:
             self.latency.add(now - begun)

@@ -128,7 +128,7 @@ def layers(mesh: MeshShape) -> list[tuple[str, list[list[int]]]]:
 
 
 def step_numbers(ops: Sequence[Op]) -> list[int]:
-    """For each operation the turn that it belongs to or comes behind, from 0; −1 in front of the first."""
+    """The turn, from 0, that each operation belongs to or comes after; −1 before the first."""
     turn, step = -1, None
     numbers = []
     for op in ops:
@@ -191,7 +191,7 @@ class _Acts:
                 (cell.leaves if move.adds else cell.arrives).append(move)
 
     def scene(self, move: TransferSpec, turn: int) -> int:
-        """Into a slot: where that is first used; into a home: before the product, or C's after it.
+        """The turn of a transfer: into a slot, its first use; into a home, before the product, or for C after it.
 
         Added to C: behind the turn that made it; summands of A and B: before the product. Read in place: where it is.
         """

@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 
 @lru_cache(maxsize=256)
 def pairs(count: int) -> tuple[Pair, ...]:
-    """For each difference 1…count // 2 two residues that differ by it, all of them out of few.
+    """Return few residues, two of which differ by each of 1…count // 2.
 
     Rank p so has the pair of blocks (p + one, p + other); all ranks together have every pair once, but those that
     differ by half of an even count twice.

@@ -1,4 +1,4 @@
-"""Which products complete what a Finish closes, so that it can be closed while it is in the cache."""
+"""Find the products that complete what a Finish closes, so that it is closed while it is in the cache."""
 
 from __future__ import annotations
 

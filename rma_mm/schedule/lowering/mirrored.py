@@ -1,4 +1,4 @@
-"""From a finished half of a symmetric C to all of it, or to its lower triangle."""
+"""Mirror the finished half of a symmetric C to all of it, or to its lower triangle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which half of a symmetric C each of its owners multiplies, and which it mirrors.
+"""Choose the half of a symmetric C that each owner multiplies, and the half that it mirrors.
 
 An element and its mirror image have two owners, or one. Two owners share out what they both hold, so that each does
 half of the multiplications that all of its part would take. Where ranks hold whole rows, or columns, and one after the

@@ -237,7 +237,7 @@ class _RankEvidence:
 
     @handlers.on(Mirror)
     def mirror(self, op: Mirror) -> None:
-        """It gives a part of C its products. All sources, and all that is made of them, are all of C, each once."""
+        """Record that a part of C gets its products by mirroring. Sources and mirrored parts cover C, each once."""
         check_mirror(self.schedule, self.rank, op)
         self.read(op, op.src)
         self.epochs[MIRRORED].note(self.epoch, "written")

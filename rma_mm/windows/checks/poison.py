@@ -39,6 +39,6 @@ def in_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def differing(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which elements of two arrays of one shape and type differ in any bit."""
+    """Return which elements of two arrays of one shape and type differ in any bit."""
     found: NDArray[np.bool_] = (in_bytes(one) != in_bytes(other)).any(axis=-1)
     return found

@@ -169,7 +169,7 @@ class PeerProcess:
     """Another process of this host, as this one sees it."""
 
     def __init__(self, identity: Identity) -> None:
-        """Raises OSError if its page cannot be mapped."""
+        """Map the shared page; raise OSError if it cannot be mapped."""
         self.process = identity.process
         self.path = f"/proc/{identity.process}/fd/{identity.file}"
         file = os.open(self.path, os.O_RDWR)

@@ -39,7 +39,7 @@ def needed_segment_bytes(ranks: int, free: int) -> int:
 
 
 def segment_problem() -> str:
-    """Why MPICH would end in a bus error here when it starts, with the remedies; empty if it would not.
+    """Return why MPICH would end in a bus error at start here, with the remedies; empty if it would not.
 
     To be asked before MPI is initialised. Nothing is known of other libraries, or without a launcher.
     """
@@ -57,7 +57,7 @@ def segment_problem() -> str:
 
 
 def thread_problem() -> str:
-    """Why no thread can be started here, with the remedy; empty if one can."""
+    """Return why no thread can be started here, with the remedy; empty if one can."""
     try:
         thread = threading.Thread(target=str)
         thread.start()

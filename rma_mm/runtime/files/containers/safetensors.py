@@ -350,7 +350,7 @@ def open_indexed_array(path: Path, dtype: Any = None) -> Tensor:
 
 
 def refuse(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Sink:
-    """Raises FileFormatError: an index is not written."""
+    """Refuse to write an index of several files, with FileFormatError."""
     raise FileFormatError(f"output {display_path(path)}: is an index of files; write to a .safetensors file")
 
 

@@ -40,7 +40,7 @@ class ZarrNode:
 
     @staticmethod
     def of(folder: str) -> ZarrNode | None:
-        """That in a folder; None if it holds none. Raises FileFormatError if the metadata are damaged."""
+        """Read the node in a folder; None if there is none. Raise FileFormatError if its metadata are damaged."""
         for file in METADATA:
             path = os.path.join(folder, file)
             try:

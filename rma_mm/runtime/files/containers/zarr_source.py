@@ -154,7 +154,7 @@ def look(store: str, inner: str, said: Any, is_matrix: bool) -> ZarrArray:
 
 
 def units_of(region: Region, unit: Shape) -> Iterator[tuple[int, ...]]:
-    """Which units, counted along rows and columns, a region has elements of."""
+    """Return the units, counted along rows and columns, that a region touches."""
     if not region:
         return
     pairs = zip(region, unit, strict=True)

@@ -154,7 +154,7 @@ class _Destination:
 
     @staticmethod
     def of(what: str, store: str, inner: str) -> _Destination:
-        """For an array of this name in a store. Raises FileFormatError if there can be none."""
+        """Return the store for a new array of this name. Raise FileFormatError if there can be none."""
         folder, words, form, before = store, inner.split("/") if inner else [], 3, None
         while os.path.lexists(folder):
             if folder != store and os.path.islink(folder):
