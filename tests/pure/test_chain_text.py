@@ -106,7 +106,7 @@ def test_what_nobody_wants_is_dropped() -> None:
         ({"outputs": ["X"]}, ["outputs: got ['X']"]),
         ({"outputs": 3}, ["outputs: got 3"]),
         ({"outputs": [["A"]]}, ["outputs: got [['A']]"]),
-        ({"outputs": ["A"], "only": ["A"]}, ["pass outputs", "or only"]),
+        ({"outputs": ["A"], "only": ["A"]}, ["outputs, only", "use one of them"]),
     ],
 )
 def test_outputs_are_named(options: dict, words: list[str]) -> None:
