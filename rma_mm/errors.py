@@ -162,11 +162,17 @@ class FileFormatError(RmaError, ValueError):
     """An input file that is missing, truncated, pickled or no matrix, or an output that cannot be written."""
 
 
-def renamed(new: str) -> Any:
-    """Return a property that reads the attribute `new` and warns that its own name will go away."""
+class Renamed:
+    """The earlier name of the attribute or method `new`; reading it gives a DeprecationWarning."""
 
-    def read(self: object) -> Any:
-        warnings.warn(f"this attribute of {type(self).__name__} is now called {new}", DeprecationWarning, stacklevel=2)
-        return getattr(self, new)
+    def __init__(self, new: str) -> None:
+        self.new = new
 
-    return property(read)
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        warnings.warn(f"{self.name} is now called {self.new}", DeprecationWarning, stacklevel=2)
+        return getattr(instance, self.new)

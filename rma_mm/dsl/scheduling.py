@@ -59,7 +59,6 @@ where it is named by `communicate` and they are proved equal to one-sided pulls 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, cast
@@ -69,7 +68,7 @@ from rma_mm.dsl.cut_loops import SIZES, CutLoops
 from rma_mm.dsl.loop_nest import Loop, Nest
 from rma_mm.dsl.placed_loops import PlacedLoops
 from rma_mm.dsl.statement import PLAIN, Statement, parse_statement
-from rma_mm.errors import AlgorithmError, LayoutError
+from rma_mm.errors import AlgorithmError, LayoutError, Renamed
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import AXIS_NAMES
@@ -326,10 +325,7 @@ class Loops:
         )
         return replace(algorithm, form=one_sided(algorithm)) if algorithm.grouped else algorithm
 
-    def row(self, name: str, source: str = "", summary: str = "") -> Algorithm:
-        """Return `algorithm(name, …)`; this is its earlier name."""
-        warnings.warn("row is now called algorithm", DeprecationWarning, stacklevel=2)
-        return self.algorithm(name, source, summary)
+    row = Renamed("algorithm")
 
     @property
     def placed(self) -> PlacedLoops:

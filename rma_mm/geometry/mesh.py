@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import isqrt, prod
 
-from rma_mm.errors import MeshError, renamed
+from rma_mm.errors import MeshError, Renamed
 
 AXIS_NAMES = ("i", "j", "l", "p", "q", "r")  # default names of the axes of a mesh
 
@@ -41,11 +41,11 @@ class MeshShape:
     dims: tuple[int, ...]
     """Ranks along each axis."""
     names: tuple[str, ...] = ()
-    """Axis names, in the order of `shape`; those of `AXIS_NAMES` when not given."""
+    """Axis names, in the order of `dims`; those of `AXIS_NAMES` when not given."""
     node_of_rank: tuple[int, ...] = ()
     """The node of each rank; all on node 0 when not given."""
 
-    shape, nodes = renamed("dims"), renamed("node_of_rank")
+    shape, nodes = Renamed("dims"), Renamed("node_of_rank")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dims", tuple(int(n) for n in self.dims))
@@ -59,15 +59,10 @@ class MeshShape:
             raise MeshError(f"mesh names: got {names} for the shape {self.dims}; every axis needs one name of its own")
         for name in names:
             if not (name.isidentifier() and name.isascii()) or name in ("None", "sum"):
-                raise MeshError(
-                    f"mesh names: got {name!r}; names are ASCII identifiers, not None or sum"
-                )
+                raise MeshError(f"mesh names: got {name!r}; names are ASCII identifiers, not None or sum")
         object.__setattr__(self, "names", names)
-        nodes = (
-            self.node_of_rank
-            if isinstance(self.node_of_rank, _Nodes)
-            else tuple(self.node_of_rank) or _one_node(prod(self.dims))
-        )
+        given = self.node_of_rank
+        nodes = given if isinstance(given, _Nodes) else tuple(given) or _one_node(prod(self.dims))
         if len(nodes) < prod(self.dims):
             raise MeshError(f"mesh nodes: got {len(nodes)} nodes for {prod(self.dims)} ranks; each rank needs one")
         is_ready = isinstance(nodes, _Nodes) and len(nodes) == prod(self.dims)

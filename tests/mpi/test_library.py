@@ -364,5 +364,5 @@ def test_earlier_names_of_a_mesh_still_work(comm: MPI.Intracomm) -> None:
             (mesh, "shape", "grid"), (mesh, "nodes", "num_nodes"), (mesh.grid, "shape", "dims"),
             (mesh.grid, "nodes", "node_of_rank"),
         ):
-            with pytest.warns(DeprecationWarning, match=rf"is now called {new}"):
+            with pytest.warns(DeprecationWarning, match=rf"{old} is now called {new}"):
                 assert getattr(owner, old) is getattr(owner, new)

@@ -18,9 +18,9 @@ from rma_mm.errors import (
     DisagreementError,
     MeshError,
     OptionError,
+    Renamed,
     WindowError,
     quoted,
-    renamed,
     truncate,
 )
 from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
@@ -280,8 +280,8 @@ class Mesh:
         if self._is_closed:
             raise ClosedError(f"mesh {self.grid}: it is closed; make a new Mesh")
 
-    shape = renamed("grid")
-    nodes = renamed("num_nodes")
+    shape = Renamed("grid")
+    nodes = Renamed("num_nodes")
 
     @serialized
     def close(self) -> None:
