@@ -52,9 +52,8 @@ class DenseFile:
         needed = self.offset + prod(self.shape) * self.stored.itemsize
         if size < needed:
             raise FileFormatError(
-                f"{name}: is truncated: {truncate(self.shape)} of {self.dtype.name} needs "
-                f"{truncate(needed)} bytes with its "
-                f"header, the file has {size}"
+                f"{name}: is truncated: {truncate(self.shape)} of {self.dtype.name} needs {truncate(needed)} bytes "
+                f"with its header, the file has {size}"
             )
         check_extents(name, self.shape)
 

@@ -93,8 +93,7 @@ class Journal:
             if was != json.loads(json.dumps(now)):
                 raise FileFormatError(
                     f"journal {display_path(self.path)}: it was started with {name} {truncate(was)}, "
-                    f"but now that is {truncate(now)}; "
-                    f"finish it with the old value, or remove it to start again"
+                    f"but now that is {truncate(now)}; finish it with the old value, or remove it to start again"
                 )
 
     def note(self, block: int, checksum: int) -> None:
@@ -134,8 +133,7 @@ def interrupted(final: str) -> str:
     done = "" if (known := _count(final + JOURNAL)) is None else f", with {known} blocks that are done"
     return (
         f"output {display_path(final)}: a job that was ended left {display_path(final + JOURNAL)}{done}; "
-        f"--resume continues it, "
-        f"or remove it to start again"
+        "--resume continues it, or remove it to start again"
     )
 
 

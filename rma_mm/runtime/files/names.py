@@ -106,8 +106,7 @@ def _part(text: str, words: str) -> tuple[slice, slice]:
     if len(parts) > 2 or None in parts:
         raise FileFormatError(
             f"{display_path(text)}: has the part [{words}]; a part is rows, or rows and columns, each from a first "
-            "to before "
-            f"a last and in steps of 1, as [0:1000, :]"
+            "to before a last and in steps of 1, as [0:1000, :]"
         )
     rows, cols = (*parts, slice(None))[:2]
     assert rows is not None and cols is not None

@@ -74,8 +74,7 @@ class Saving:
             known = ", ".join(sorted(suffix for suffix in FORMATS if suffix))
             raise FileFormatError(
                 f"output {display_path(name.text)}: {ending} files are not written; there are {known}; or "
-                "say what it is in "
-                f"spite of its name: --format npy, format='npy'"
+                "say what it is in spite of its name: --format npy, format='npy'"
             )
         said = {key: x for key, x in vars(self).items() if key != "format" and x is not None}
         for key in said:

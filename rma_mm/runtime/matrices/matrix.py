@@ -524,6 +524,5 @@ def check_matrix(
             )
     if in_place and not matrix.in_place:
         raise LayoutError(
-            f"{name}: other ranks cannot read its memory in place, as this "
-            f"{what} does; make a {what} for it"
+            f"{name}: other ranks cannot read its memory in place, as this {what} does; make a {what} for it"
         )

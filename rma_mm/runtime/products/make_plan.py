@@ -245,8 +245,7 @@ def _check_semiring(operands: Operands) -> None:
         if not semiring.is_arithmetic and x.layout is not None and x.layout.partial:
             raise LayoutError(
                 f"{name}: it is placed as {x.layout}, as partial sums; semiring {semiring.name} does not add, so "
-                "place it "
-                f"without sum ({name}.redistribute does)"
+                f"place it without sum ({name}.redistribute does)"
             )
 
 

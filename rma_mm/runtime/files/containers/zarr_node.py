@@ -187,8 +187,7 @@ def array_of(store: str, inner: str) -> ZarrNode:
     kind = "not there" if node is None else "a group"
     raise FileFormatError(
         f"{display_path(store)}: {truncate(inner) or 'its root'} is {kind}; "
-        f"the store holds {listed(_matrices(store))}; "
-        f"name one as {display_path(store)}{SEPARATOR}NAME"
+        f"the store holds {listed(_matrices(store))}; name one as {display_path(store)}{SEPARATOR}NAME"
     )
 
 
