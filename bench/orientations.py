@@ -69,7 +69,7 @@ class Case:
         self.a, self.b = (
             DistMatrix.from_function(each, measure.whole_numbers, mesh, dtype=dtype, layout=place) for each in extents
         )
-        self.c = DistMatrix.empty((m, n), np.dtype(dtype), mesh, place)
+        self.c = DistMatrix.empty((m, n), mesh, place, np.dtype(dtype))
         self.plan = rma_mm.plan(
             self.a, self.b, mesh, layout=place, algorithm=name, prefer=TWO_SIDED if name == "auto" else None,
             transpose_a=self.turned[0], transpose_b=self.turned[1],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
+_MODULES = ("errors", "layouts")
 _PUBLIC = {
     "ChainPlan": ".runtime.chains.chain",
     "DistArray": ".runtime.matrices.array",
@@ -20,29 +21,37 @@ _PUBLIC = {
     "Mesh": ".runtime.ranks.mesh",
     "Plan": ".runtime.products.plan",
     "closure": ".runtime.graphs.closure",
+    "default_mesh": ".runtime.ranks.mesh",
     "einsum": ".runtime.einsum.einsum",
+    "eye": ".runtime.matrices.creation",
     "list_algorithms": ".algorithms",
     "load": ".runtime.matrices.array",
     "matmul": ".runtime.products.matmul",
+    "ones": ".runtime.matrices.creation",
     "open": ".runtime.files.opened",
     "plan": ".runtime.products.matmul",
     "plan_chain": ".runtime.chains.chain",
+    "random": ".runtime.matrices.creation",
+    "register": ".algorithms",
     "verify": ".runtime.products.verifying",
+    "zeros": ".runtime.matrices.creation",
 }
 
 if TYPE_CHECKING:
-    from rma_mm.algorithms import list_algorithms
+    from rma_mm import errors, layouts
+    from rma_mm.algorithms import list_algorithms, register
     from rma_mm.kernels.epilogue.epilogue import Epilogue
     from rma_mm.runtime.chains.chain import ChainPlan, plan_chain
     from rma_mm.runtime.einsum.einsum import einsum
     from rma_mm.runtime.files.opened import open  # noqa: A004
     from rma_mm.runtime.graphs.closure import closure
     from rma_mm.runtime.matrices.array import DistArray, load
+    from rma_mm.runtime.matrices.creation import eye, ones, random, zeros
     from rma_mm.runtime.matrices.matrix import DistMatrix
     from rma_mm.runtime.products.matmul import matmul, plan
     from rma_mm.runtime.products.plan import Plan
     from rma_mm.runtime.products.verifying import verify
-    from rma_mm.runtime.ranks.mesh import Mesh
+    from rma_mm.runtime.ranks.mesh import Mesh, default_mesh
 
 __all__ = [
     "ChainPlan",
@@ -53,18 +62,28 @@ __all__ = [
     "Plan",
     "__version__",
     "closure",
+    "default_mesh",
     "einsum",
+    "errors",
+    "eye",
+    "layouts",
     "list_algorithms",
     "load",
     "matmul",
+    "ones",
     "open",
     "plan",
     "plan_chain",
+    "random",
+    "register",
     "verify",
+    "zeros",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _PUBLIC:
         raise AttributeError(f"module 'rma_mm' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = getattr(import_module(_PUBLIC[name], __name__), name)

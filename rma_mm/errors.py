@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, Literal
 
 QUOTED, NAMED = 80, 400
@@ -40,6 +42,16 @@ def display_path(path: str | os.PathLike[str]) -> str:
     (True, True)
     """
     return truncate(os.fspath(path), NAMED)
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return the beginning of a rule for a word that is not one of those known: the one that is nearest to it.
+
+    >>> nearest("cannnon", ["cannon", "summa-c"]), nearest("x", ["cannon", "summa-c"])
+    ('did you mean cannon? ', '')
+    """
+    close = get_close_matches(str(word)[:NAMED].lower(), list(known), 1, 0.7)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def brief(message: str, most: int = NAMED) -> str:
@@ -91,6 +103,10 @@ class AlgorithmError(RmaError, ValueError):
 
 class OptionError(RmaError, ValueError):
     """An option that is out of range, or does not go with the others."""
+
+
+class IndexRangeError(RmaError, IndexError):
+    """An index of a matrix that is out of range, or too many of them."""
 
 
 class WindowError(RmaError, ValueError):

@@ -76,7 +76,7 @@ class Matrices:
             region = layout.region(extent, self.mesh.grid, self.mesh.rank)
             mine = np.ascontiguousarray(self.whole[operand][region.selector()])
             return rma_mm.DistMatrix.from_local(mine, extent, self.mesh, layout)
-        made = rma_mm.DistMatrix.empty(extent, dtype, self.mesh, layout)
+        made = rma_mm.DistMatrix.empty(extent, self.mesh, layout, dtype)
         if operand != "C":
             made.tile[...] = self.whole[operand][made.region.selector()]
         return made

@@ -13,7 +13,7 @@ from rma_mm.algorithms.summa import PUMMA, SUMMA_A, SUMMA_B, SUMMA_C
 from rma_mm.algorithms.t10 import T10_ROTATE
 from rma_mm.algorithms.text import in_text
 from rma_mm.algorithms.weighted import WEIGHTED
-from rma_mm.errors import AlgorithmError
+from rma_mm.errors import AlgorithmError, nearest
 from rma_mm.schedule.algorithm import Algorithm
 
 _ALGORITHMS = (
@@ -33,7 +33,8 @@ def find_algorithm(name: object) -> Algorithm:
     """Return the algorithm `name` or `name:form`. Raises AlgorithmError that lists the valid names or forms."""
     base, colon, form = name.partition(":") if isinstance(name, str) else ("", "", "")
     if base not in ALGORITHMS:
-        raise AlgorithmError(f"algorithm: got {name!r}; use auto or one of {', '.join(ALGORITHMS)}")
+        known = ", ".join(ALGORITHMS)
+        raise AlgorithmError(f"algorithm: got {name!r}; {nearest(base, ALGORITHMS)}use auto or one of {known}")
     algorithm = ALGORITHMS[base]
     if not colon:
         return algorithm
@@ -54,7 +55,7 @@ def list_algorithms() -> list[str]:
     return list(ALGORITHMS)
 
 
-def register(algorithm: Algorithm) -> None:
+def register(algorithm: Algorithm, replace: bool = False) -> None:
     """Add an algorithm to the registry, for `algorithm=`, `--list` and "auto".
 
     Local; every rank must register the same.
@@ -63,13 +64,17 @@ def register(algorithm: Algorithm) -> None:
     ----------
     algorithm : Algorithm
         The algorithm, with a name of its own.
+    replace : bool
+        Let it take the place of an algorithm of the same name (default False).
 
     Raises
     ------
     AlgorithmError
-        If the name is taken, or has a colon, which separates names from forms.
+        If the name is taken, is "auto", or has a colon, which separates names from forms.
     """
-    if algorithm.name in ALGORITHMS or ":" in algorithm.name or algorithm.name == "auto":
-        raise AlgorithmError(f"register: got the name {algorithm.name!r}; it must be new, without a colon")
+    if ":" in algorithm.name or algorithm.name == "auto":
+        raise AlgorithmError(f"register: got the name {algorithm.name!r}; it must not be auto or have a colon")
+    if algorithm.name in ALGORITHMS and not replace:
+        raise AlgorithmError(f"register: the name {algorithm.name!r} is taken; pass replace=True, or use another name")
     REGISTERED[algorithm.name] = in_text(algorithm)
     ALGORITHMS[algorithm.name] = algorithm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import QUOTED, OptionError, RmaError, brief, display_path, quoted, truncate
 from rma_mm.flavours import DEFAULT, FLAVOURS
-from rma_mm.geometry.extents import too_large
+from rma_mm.geometry.extents import parse_bytes, too_large
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.epilogue.activations import ACTIVATIONS
@@ -33,7 +32,6 @@ SCALARS = ("--alpha", "--beta")
 MOST, MOST_RANKS, DIGITS = 2**62, 2**31, 32
 """Limits: the largest whole number or number of bytes, the largest number of ranks, the most digits that are read."""
 MOST_TIMES, MOST_THREADS = 10**9, 2**16
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
@@ -379,12 +377,7 @@ def _scalar(text: str) -> complex:
 
 
 def size(text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
-    if not found or (found[3] and not found[2]):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs bytes with a unit, as 2GiB, 500MB or 1000000")
-    decimal = found[2] and not found[3] and text.strip().upper().endswith("B")
-    unit = 1000 ** " KMGT".index(found[2].upper()) if decimal else _UNITS[found[2].upper()]
-    number = float(found[1]) * unit
-    if number > MOST:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}; must be at most {MOST} bytes")
-    return int(number)
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; {error}") from None

@@ -121,7 +121,7 @@ class Job:
         loaded = [x for name, x in self.files.items() if name == "C" or plan.choice.operands[name].chunks is None]
         with self.moved["read"].timed(prod(x.shape) * x.dtype.itemsize for x in loaded):
             a, b, before = self._operands(mesh, plan, shape)
-        c = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, plan.layouts["C"])
+        c = DistMatrix.empty(plan.c_shape, mesh, plan.layouts["C"], plan.c_dtype)
         self.frame.has_begun = True
         seconds = self._execute(plan, a, b, c, before)
         with self.moved["written"].timed([prod(c.shape) * c.dtype.itemsize] if self.output else []):
@@ -284,7 +284,7 @@ class Job:
             said = self.files["C"].dtype.name if o.dtype else None
             before = DistMatrix.load(self.files["C"].path, mesh, layout, said, o.format)
             if before.dtype != plan.c_dtype:
-                wide = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, layout)
+                wide = DistMatrix.empty(plan.c_shape, mesh, layout, plan.c_dtype)
                 cast(before.tile, wide.tile)
                 before.close()
                 before = wide

@@ -232,6 +232,9 @@ class Layout:
         spare = (*self.replicated_axes(mesh), *self.partial)
         return all(self.mesh(mesh).axis_size(axis) == 1 for axis in spare)
 
+    def __repr__(self) -> str:
+        return f"Layout({self})"
+
     def __str__(self) -> str:
         dims = [_split_text(split) for split in self.splits]
         dims += [f"{axis}={coordinate}" for axis, coordinate in self.pins]

@@ -124,6 +124,15 @@ class MeshShape:
         for values in product(*(range(self.axis_size(a)) for a in axes)):
             yield {**coords, **dict(zip(axes, values, strict=True))}
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.dims)
+
+    def __len__(self) -> int:
+        return len(self.dims)
+
+    def __getitem__(self, axis: int) -> int:
+        return self.dims[axis]
+
     def __str__(self) -> str:
         return "x".join(map(str, self.dims))
 
@@ -131,6 +140,16 @@ class MeshShape:
 @lru_cache(maxsize=256)
 def regrouped(grid: MeshShape, nodes: tuple[int, ...]) -> MeshShape:
     return replace(grid, node_of_rank=nodes)
+
+
+def near_square(count: int) -> tuple[int, int]:
+    """Return `count` as a product of two factors that are as near to each other as they can be, the smaller one first.
+
+    >>> near_square(12), near_square(7)
+    ((3, 4), (1, 7))
+    """
+    small = max(n for n in divisors(count) if n * n <= count)
+    return small, count // small
 
 
 def grids(count: int, dims: int) -> Iterator[tuple[int, ...]]:

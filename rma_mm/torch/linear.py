@@ -103,7 +103,7 @@ class Linear(torch.nn.Module):
                 places.bias.check((1, out_features), mesh.grid)
         self.in_features, self.out_features = in_features, out_features
         self.mesh, self.activation, self.layouts = mesh, activation, places
-        self.weight = torch.nn.Parameter(empty((out_features, in_features), dtype, mesh, places.weight))
+        self.weight = torch.nn.Parameter(empty((out_features, in_features), mesh, places.weight, dtype))
         self.regions = {"weight": places.weight.region((out_features, in_features), mesh.grid, mesh.rank)}
         """The part of each whole tensor that this rank holds."""
         if bias:

@@ -16,6 +16,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.runtime.execution.operands import flag
+from rma_mm.runtime.matrices.arguments import in_order
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.agreement import Ballot, digest, in_words, require_alike
@@ -126,7 +127,9 @@ def _check_axes(name: str, place: Layout, mesh: MeshShape) -> None:
         raise LayoutError(f"{name}: got {place}; the mesh {mesh} has the axes {', '.join(mesh.names)}")
 
 
-def empty(shape: Shape, dtype: torch.dtype, mesh: Mesh, layout: str | Layout) -> Tensor:
+def empty(
+    shape: Shape, mesh: Mesh, layout: str | Layout | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Return this rank's tile of a new matrix with undefined elements, in memory of the mesh.
 
     Collective. Products use the tile in place, and ranks of a node read it in place.
@@ -135,12 +138,12 @@ def empty(shape: Shape, dtype: torch.dtype, mesh: Mesh, layout: str | Layout) ->
     ----------
     shape : tuple of int
         (rows, columns) of the whole matrix.
-    dtype : torch.dtype
-        Element type.
     mesh : Mesh
         The ranks.
-    layout : str or Layout
-        Placement.
+    layout : str or Layout, optional
+        Placement; blocks by default.
+    dtype : torch.dtype
+        Element type; float32 by default.
 
     Returns
     -------
@@ -152,7 +155,8 @@ def empty(shape: Shape, dtype: torch.dtype, mesh: Mesh, layout: str | Layout) ->
     LayoutError, ShapeError, DtypeError, MeshError
         If the arguments do not fit.
     """
-    return KeptTensors.of(mesh).lend(DistMatrix.empty(shape, TYPES.get(dtype, dtype), mesh, layout))
+    mesh, layout, dtype = in_order(mesh, layout, dtype)
+    return KeptTensors.of(mesh).lend(DistMatrix.empty(shape, mesh, layout, TYPES.get(dtype, dtype)))
 
 
 def matrix_of(tensor: Tensor, mesh: Mesh) -> DistMatrix:

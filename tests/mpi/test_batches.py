@@ -197,7 +197,7 @@ def test_arrays_and_plans(comm):
         few = np.ones((1, 64, 512)), np.ones((1, 512, 64))
         assert (rma_mm.matmul(*few, mesh, memory_limit=500_000).to_numpy() == 512).all()
         assert ((a @ b) @ np.ones((4, 2))).shape == (8, 4, 2)
-        c = DistArray.empty((8, 4, 4), "float64", mesh)
+        c = DistArray.empty((8, 4, 4), mesh, dtype="float64")
         moved, summands = b.redistribute("P(None, 'i', 'j')"), a.redistribute("P(None, None, None, i=sum, j=sum)")
         assert (rma_mm.matmul(a, b, prefer="two-sided").to_numpy() == 6).all()
         refused = (
@@ -205,7 +205,7 @@ def test_arrays_and_plans(comm):
             (ShapeError, lambda: rma_mm.matmul(a, np.ones((8, 5, 4))), ("inner dimensions 6 and 5",)),
             (ShapeError, lambda: rma_mm.matmul(a, np.ones(6)), ("B", "(6,)")),
             (ShapeError, lambda: DistMatrix.from_numpy(x, mesh), ("(5, 6, 7)", "DistArray")),
-            (ShapeError, lambda: DistArray.empty((), "float64", mesh), ("()",)),
+            (ShapeError, lambda: DistArray.empty((), mesh, dtype="float64"), ("()",)),
             (LayoutError, lambda: DistArray.from_numpy(x, mesh, "P('i', 'j', 'l')"), ("'l'",)),
             (LayoutError, lambda: rma_mm.matmul(a, b, out=a.folded), ("out",)),
             (LayoutError, lambda: rma_mm.matmul(c, c, out=c), ("shares memory",)),
@@ -214,13 +214,13 @@ def test_arrays_and_plans(comm):
             (ShapeError, lambda: rma_mm.matmul(a, 3.0), ("B: got a number",)),
             (MeshError, lambda: DistArray.from_numpy(x, mesh, root="0"), ("root: got '0'; the mesh 2x2 has",)),
             (MeshError, lambda: a.to_numpy(root=0.5), ("root: got 0.5", "0 to 3")),
-            (MeshError, lambda: DistArray.empty((2, 3), "float64", None), ("mesh: got None",)),
+            (MeshError, lambda: DistArray.empty((2, 3), "x", dtype="float64"), ("mesh: got 'x'",)),
             (AlgorithmError, lambda: rma_mm.matmul(summands, b, deterministic=True), ("no fixed order",)),
             (OptionError, lambda: rma_mm.matmul(a, moved, prefer="two-sided"), ("prefer", "two-sided")),
             (OptionError, lambda: rma_mm.matmul(a, b, prefer="sometimes"), ("prefer", "sometimes")),
             (OptionError, lambda: np.asarray(a), ("(8, 4, 6) over 4 ranks", "to_numpy()")),
-            (ShapeError, lambda: DistArray.empty((2**70, 0, 4), "float64", mesh), (str(2**70),)),
-            (ShapeError, lambda: DistArray.empty((2, -1, 4), "float64", mesh), ("(2, -1, 4)",)),
+            (ShapeError, lambda: DistArray.empty((2**70, 0, 4), mesh, dtype="float64"), (str(2**70),)),
+            (ShapeError, lambda: DistArray.empty((2, -1, 4), mesh, dtype="float64"), ("(2, -1, 4)",)),
             (OptionError, lambda: rma_mm.matmul(a, b, beta=1), ("beta", "out")),
             (MemoryLimitError, lambda: rma_mm.matmul(a, b, memory_limit=10), ("memory_limit", "10")),
         )

@@ -189,7 +189,7 @@ def test_every_conversion_again_and_again(comm, third):
         for target in LAYOUTS:
             place = parse_layout(target, mesh.grid)
             for source in LAYOUTS[(third + LAYOUTS.index(target)) % 3 :: 3]:
-                made = DistMatrix.empty((15, 14), kind, mesh, place)
+                made = DistMatrix.empty((15, 14), mesh, place, kind)
                 x = numbers((15, 14), 1).astype(kind)
                 X = DistMatrix.from_numpy(x, mesh).redistribute(source)
                 redistributions = Redistribution(mesh, (15, 14), kind, X.layout, place, made.tile, made.block)
@@ -334,9 +334,8 @@ def test_misuse_of_plan_chain(comm):
         refused(MeshError, ["H = X @ W"], "X", X=DistMatrix.from_numpy(numbers((8, 6)), other), W=W)
         if comm.size == 2:
             refused(AlgorithmError, ["H = X @ W"], "'H = X @ W'", "agarwal_3d", X=X, W=W, algorithm="agarwal_3d")
-        same_error(
-            comm, MeshError, lambda: rma_mm.plan_chain(["H = X @ W"], X=((2, 2), float), W=((2, 2), float)), "mesh"
-        )
+        given = {"X": ((2, 2), float), "W": ((2, 2), float)}
+        same_error(comm, MeshError, lambda: rma_mm.plan_chain(["H = X @ W"], "x", **given), "mesh: got 'x'")
 
 
 @parallel(ranks=(2, 4), env=("node", "created"))

@@ -41,7 +41,7 @@ def test_an_mlp_with_bias_gelu_and_residual(comm, check):
                 known = arrays(turn)
                 given = {name: DistMatrix.from_numpy(x, mesh, chain.layouts[name]) for name, x in known.items()}
                 names = ["Y", "dW1"] if turn else []
-                out = {x: DistMatrix.empty(chain.outputs[x].shape, float, mesh, chain.layouts[x]) for x in names}
+                out = {x: DistMatrix.empty(chain.outputs[x].shape, mesh, chain.layouts[x], float) for x in names}
                 found, wanted = chain.execute(out=out, **given), by_numpy(steps, known)
                 assert list(found) == ["H", "Y", "dW2", "db1", "dW1", "dX"]
                 for name, x in found.items():
@@ -275,7 +275,7 @@ def test_misuse_of_expressions(comm):
         refused(DisagreementError, ["Y = X * lr"], "lr", "rank 1", X=X, lr=0.5 + comm.rank)
         with rma_mm.plan_chain(["Z = X @ W", "Y = 2 * Z - b"], mesh, X=X, W=W, b=((1, 4), float)) as chain:
             b = DistMatrix.from_numpy(numbers((1, 4)), mesh, chain.layouts["b"])
-            Y = DistMatrix.empty((8, 4), float, mesh, chain.layouts["Y"])
+            Y = DistMatrix.empty((8, 4), mesh, chain.layouts["Y"], float)
 
             def wrong(kind, *words, **out):
                 same_error(comm, kind, lambda: chain.execute(X=X, W=W, b=b, out=out), *words)

@@ -103,7 +103,7 @@ def operands(mesh: Mesh, name: str, options: dict) -> tuple[DistMatrix, DistMatr
     places = "P('i', 'j')", "P('j', 'i')", options.get("layout", "P('j', 'i')")
     A, B, C = (DistMatrix.from_numpy(x, mesh, place) for x, place in zip(made, places, strict=True))
     if (epilogue := options.get("epilogue")) and epilogue.dtype:
-        C = DistMatrix.empty((m, n), epilogue.dtype, mesh, places[2])
+        C = DistMatrix.empty((m, n), mesh, places[2], epilogue.dtype)
     return A, B, C
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_checked(comm):
             (ShapeError, "C0: got", (A, B, C), {"beta": 2, "C0": A}),
             (OptionError, "semiring", (A, B, C), {"semiring": "plus"}),
             (DisagreementError, "alpha", (A, B, C), {"alpha": comm.rank}),
-            (MeshError, "pass a Mesh", (1, 2, 3), {}),
+            (MeshError, "pass a Mesh", (1, 2, 3), {"mesh": 4}),
         ]
         for kind, says, given, options in cases:
             with pytest.raises(kind, match=says):

@@ -68,7 +68,7 @@ def test_a_replica_of_c_that_is_not_written(comm, dtype):
 
     def body(mesh, patch):
         A, B = some(mesh, (7, 12), dtype, "P('i:bounds(0,2,7)', 'j')"), some(mesh, (12, 5), dtype, "P('i', 'j')")
-        out = DistMatrix.empty((7, 5), dtype, mesh, "P(None, None)")
+        out = DistMatrix.empty((7, 5), mesh, "P(None, None)", dtype)
         out.tile[...] = np.nan if out.dtype.kind in "fc" else 1
         with rma_mm.plan(A, B, mesh, layout=out.layout, algorithm="summa_c:pull") as plan:
             drop(plan, 2, lambda op: isinstance(op, Copy) and op.dst.buffer == "C")
@@ -113,7 +113,7 @@ def test_a_get_that_is_over_before_it_has_moved_anything(comm):
 
 def moved_again(mesh, patch):
     A = some(mesh, layout="i,j")
-    made = DistMatrix.empty(A.shape, A.dtype, mesh, "j,i")
+    made = DistMatrix.empty(A.shape, mesh, "j,i", A.dtype)
     for _ in range(2):
         transport.move(A, made.layout, made.tile, made.block)
         if mesh.rank == 1:

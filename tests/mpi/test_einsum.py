@@ -118,4 +118,4 @@ def test_results_errors_and_what_moves(comm):
                 call = partial(rma_mm.einsum, text, *given, mesh=mesh, semiring="gcd_lcm")
                 same_error(comm, OptionError, call, "is summed over before all operands are multiplied", "gcd_lcm")
     with pytest.raises(ValueError, match="mesh"):
-        rma_mm.einsum("i", np.ones(3))
+        rma_mm.einsum("i", np.ones(3), mesh="x")

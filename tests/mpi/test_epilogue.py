@@ -60,12 +60,12 @@ def test_matmul_and_the_errors_that_all_ranks_raise(comm):
         C = rma_mm.matmul(a, b, mesh, epilogue=Epilogue(bias + 1, "row", "relu"))  # another bias is another plan
         assert np.array_equal(C.to_numpy(), np.maximum(a @ b + bias[:, None] + 1, 0))
         for dtype in ("float64", "float32"):  # into a C whose rows lie apart, with and without a type of its own
-            turned = DistMatrix.empty((9, 9), dtype, mesh).T
+            turned = DistMatrix.empty((9, 9), mesh, dtype=dtype).T
             rma_mm.matmul(a, b, mesh, out=turned, epilogue=Epilogue(bias, "column", "relu", dtype))
             assert np.array_equal(turned.to_numpy(), np.maximum(a @ b + bias, 0))
         refused = [
             (OptionError, "dict", {"epilogue": {"bias": bias}}),
-            (OptionError, "per=None", {"epilogue": Epilogue(bias)}),
+            (OptionError, "per='all'", {"epilogue": Epilogue(bias, "all")}),
             (ShapeError, "8 values", {"epilogue": Epilogue(bias[:8], "row")}),
             (DtypeError, "gelu", {"epilogue": Epilogue(activation="gelu"), "compute_dtype": "complex128"}),
             (DtypeError, "int32", {"epilogue": Epilogue(dtype="int32")}),
@@ -78,7 +78,7 @@ def test_matmul_and_the_errors_that_all_ranks_raise(comm):
             with pytest.raises(kind, match=word) as caught:
                 rma_mm.matmul(a, b, mesh, **options)
             assert len(set(comm.allgather(str(caught.value)))) == 1
-        out = DistMatrix.empty((9, 9), "float32", mesh)
+        out = DistMatrix.empty((9, 9), mesh, dtype="float32")
         whole = (a.astype("int8"), b.astype("int8"))
         with pytest.raises(DtypeError, match="beta"):
             rma_mm.matmul(*whole, mesh, out=out, beta=1, compute_dtype="int32", epilogue=Epilogue(dtype="float32"))

@@ -71,7 +71,7 @@ def test_use_after_the_mesh_was_closed(comm):
     mesh.close()
     for call in (
         lambda: plan.execute(A, A),
-        lambda: DistMatrix.empty((3, 3), float, mesh),
+        lambda: DistMatrix.empty((3, 3), mesh, dtype=float),
         lambda: rma_mm.matmul(np.ones((3, 3)), np.ones((3, 3)), mesh),
         lambda: A @ A,
     ):
@@ -117,17 +117,17 @@ def test_the_interface_is_the_documented_one(comm):
         for layout in ("", ["i"], 3):
             with pytest.raises(ValueError, match="layout"):
                 rma_mm.matmul(A, A.T, layout=layout)
-        for wrong, words in ((np.ones(4), "two dimensions"), (np.ones((2, 2, 2)), "inner dimensions 2 and 3")):
+        for wrong, words in ((np.ones(4), "inner dimensions 4"), (np.ones((2, 2, 2)), "inner dimensions 2 and 3")):
             with pytest.raises(ValueError, match=words):
                 rma_mm.matmul(wrong, A, mesh)
         with pytest.raises(ValueError, match="out"):
             rma_mm.matmul(A, A.T, out=x)
         with pytest.raises(ValueError, match="foo"):
-            DistMatrix.empty((3, 3), "foo", mesh)
+            DistMatrix.empty((3, 3), mesh, dtype="foo")
         with pytest.raises(ValueError, match=r"3\.7"):
-            DistMatrix.empty((3.7, 3), float, mesh)
+            DistMatrix.empty((3.7, 3), mesh, dtype=float)
         assert rma_mm.matmul(A, A.T, compute_dtype="f8", memory_limit=np.int64(2**30)).shape == (3, 3)
-        assert DistMatrix.empty((2, 2), "bfloat16", mesh).dtype.name == "bfloat16"
+        assert DistMatrix.empty((2, 2), mesh, dtype="bfloat16").dtype.name == "bfloat16"
 
 
 @parallel(ranks=(2,), env=NODE)
@@ -155,7 +155,7 @@ def test_a_callers_array_is_let_go_after_close(comm):
         assert (rma_mm.matmul(A, B).to_numpy() == 8).all()
         A.close()
         del own
-        DistMatrix.empty((2, 2), float, mesh)  # any allocation is the agreement that lets go
+        DistMatrix.empty((2, 2), mesh, dtype=float)  # any allocation is the agreement that lets go
         agree(comm, "", {})
         assert gone() is None
 

@@ -92,7 +92,7 @@ def test_every_constructor_holds_the_same_matrix(comm):
 @parallel(ranks=(2, 4), env=ONE_NODE)
 def test_local_is_writable_and_seen_by_the_next_product(comm):
     with Mesh(grid(comm), comm) as mesh:
-        A = DistMatrix.empty((6, 6), "float32", mesh, "i:cyclic(1),j")
+        A = DistMatrix.empty((6, 6), mesh, "i:cyclic(1),j", "float32")
         for region, tile in A.local.items():
             tile[...] = region[0].indices[:, None] * 10 + region[1].indices
         expected = np.add.outer(np.arange(6) * 10, np.arange(6)).astype("float32")
@@ -124,14 +124,14 @@ def test_empty_and_long_shapes_cost_nothing_and_what_is_too_large_is_refused(com
     with Mesh((2, 1), comm) as mesh:
         A = DistMatrix.from_function((0, long), np.add, mesh, "P(None, 'i')")
         B = DistMatrix.from_numpy(np.empty((long, 0)), mesh)
-        for product, shape in ((A @ B, (0, 0)), (A.T @ DistMatrix.empty((0, 0), float, mesh), (long, 0))):
+        for product, shape in ((A @ B, (0, 0)), (A.T @ DistMatrix.empty((0, 0), mesh, dtype=float), (long, 0))):
             assert product.to_numpy().shape == product.redistribute("P(None, 'i+j')").shape == shape
-        same_error(comm, ShapeError, lambda: DistMatrix.empty((0, 2**60), float, mesh), "rows or columns")
+        same_error(comm, ShapeError, lambda: DistMatrix.empty((0, 2**60), mesh, dtype=float), "rows or columns")
         same_error(comm, ShapeError, lambda: B @ A, f"C would be ({long}, {long})", "elements")
         same_error(comm, LayoutError, lambda: A.redistribute("P(None, 'i:cyclic(64)')"), "blocks of 64", "or more")
         needed = long * 96 * 8
         same_error(comm, MemoryLimitError, lambda: A.T @ np.empty((0, 96)), f"need {needed} bytes", "too few; use more")
-        call = lambda: DistMatrix.empty((long, 96), float, mesh)  # noqa: E731
+        call = lambda: DistMatrix.empty((long, 96), mesh, dtype=float)  # noqa: E731
         same_error(comm, MemoryLimitError, call, f"cannot allocate {needed // 2} bytes for a rank")
         x = matrix((4, 4))
         assert np.array_equal(rma_mm.matmul(x, x, mesh).to_numpy(), x @ x)
@@ -141,7 +141,7 @@ def test_empty_and_long_shapes_cost_nothing_and_what_is_too_large_is_refused(com
 def test_callers_own_arrays_are_used_in_place(comm):
     x, y = matrix((8, 8)), matrix((8, 8), seed=1)
     with Mesh(grid(comm), comm) as mesh:
-        place = DistMatrix.empty((8, 8), float, mesh, "i,j")
+        place = DistMatrix.empty((8, 8), mesh, "i,j", float)
         big = np.zeros((20, 20))
         own = big[3 : 3 + place.tile.shape[0], 5 : 5 + place.tile.shape[1]]
         own[...] = x[place.region.selector()]
@@ -263,7 +263,7 @@ def test_thousands_of_products_without_close_neither_fail_nor_grow(comm):
 @parallel(ranks=(1, 2, 3), env=ONE_NODE)
 def test_misuse_raises_the_same_clear_error_everywhere(comm):
     with Mesh(grid(comm), comm) as mesh:
-        A, B = DistMatrix.empty((4, 5), float, mesh), DistMatrix.empty((6, 7), float, mesh)
+        A, B = DistMatrix.empty((4, 5), mesh, dtype=float), DistMatrix.empty((6, 7), mesh, dtype=float)
         same_error(comm, ShapeError, lambda: rma_mm.matmul(A, B, mesh), "(4, 5)", "(6, 7)", "(4, 7)")
         same_error(comm, AlgorithmError, lambda: rma_mm.matmul(A, A.T, mesh, algorithm="canon"), "canon", "srumma")
         same_error(comm, AlgorithmError, lambda: rma_mm.plan(A, A.T, mesh, algorithm=3), "algorithm: got 3", "srumma")
@@ -276,13 +276,13 @@ def test_misuse_raises_the_same_clear_error_everywhere(comm):
             same_error(comm, OptionError, lambda beta=beta: rma_mm.matmul(A, A.T, mesh, beta=beta), "beta", "out")
         same_error(comm, OptionError, lambda: rma_mm.matmul(A, A.T, mesh, memory_limit=-1), "-1")
         same_error(comm, AlgorithmError, lambda: rma_mm.matmul(A, A.T, mesh, kernel="mkl"), "mkl", "blas")
-        square = DistMatrix.empty((4, 4), float, mesh)
+        square = DistMatrix.empty((4, 4), mesh, dtype=float)
         same_error(comm, LayoutError, lambda: rma_mm.matmul(square, square, mesh, out=square), "out")
-        wrong = DistMatrix.empty((5, 5), float, mesh)
+        wrong = DistMatrix.empty((5, 5), mesh, dtype=float)
         same_error(comm, ShapeError, lambda: rma_mm.matmul(square, square, mesh, out=wrong), "(5, 5)", "(4, 4)")
         same_error(comm, ShapeError, lambda: DistMatrix.from_numpy(np.zeros(3), mesh), "(3,)")
         same_error(comm, DtypeError, lambda: DistMatrix.from_numpy(np.array([["a"]]), mesh), "float32")
-        same_error(comm, ShapeError, lambda: DistMatrix.empty((-1, 2), float, mesh), "-1")
+        same_error(comm, ShapeError, lambda: DistMatrix.empty((-1, 2), mesh, dtype=float), "-1")
         same_error(comm, MeshError, lambda: A.to_numpy(root=9), "9")
         same_error(comm, MeshError, lambda: Mesh((comm.size + 1,), comm), str(comm.size))
         same_error(comm, MeshError, lambda: Mesh((0, 2), comm), "(0, 2)")
@@ -299,7 +299,7 @@ def test_ranks_that_disagree_all_hear_who_differs(comm):
     with Mesh(grid(comm), comm) as mesh:
         A = DistMatrix.from_numpy(matrix((6, 6)), mesh)
         B = DistMatrix.from_numpy(matrix((6, 6)), mesh)
-        out = DistMatrix.empty((6, 6), float, mesh)
+        out = DistMatrix.empty((6, 6), mesh, dtype=float)
 
         def differ(call, *words):
             same_error(comm, DisagreementError, call, *words)
@@ -307,7 +307,7 @@ def test_ranks_that_disagree_all_hear_who_differs(comm):
         differ(lambda: rma_mm.matmul(A, A, mesh, alpha=2 if odd else 1), "alpha", "2 on rank 1")
         differ(lambda: rma_mm.matmul(A, B if odd else A, mesh), "B", "rank 1")
         differ(lambda: rma_mm.matmul(A, A, mesh, algorithm="queue" if odd else "auto"), "queue")
-        differ(lambda: DistMatrix.empty((6, 6 + odd), float, mesh), "(6, 7) on rank 1")
+        differ(lambda: DistMatrix.empty((6, 6 + odd), mesh, dtype=float), "(6, 7) on rank 1")
         differ(lambda: DistMatrix.from_numpy(np.full((3, 3), float(odd)), mesh), "checksum")
         plan = rma_mm.plan(A, A, mesh, layout="i,j")
         differ(lambda: plan.execute(A, B if odd else A, out), "B", "rank 1")

@@ -91,7 +91,7 @@ def test_errors_of_a_progress_callback_come_after_the_product(comm):
         for algorithm in ("queue", "srumma", "stationary_a"):
             plan = rma_mm.plan(A, A, algorithm=algorithm)
             for wrong in ((0, 1, 2), (1,)):
-                C = DistMatrix.empty((12, 12), float, mesh, plan.layouts["C"])
+                C = DistMatrix.empty((12, 12), mesh, plan.layouts["C"], float)
                 called.clear()
                 error = outcome(partial(plan.execute, A, A, C, progress=fail if comm.rank in wrong else None))
                 assert isinstance(error, ZeroDivisionError) == bool(called)

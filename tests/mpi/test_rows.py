@@ -46,7 +46,7 @@ GRIDS = {
 def placed(x, layout, mesh, dtype, seed):
     """A DistMatrix with the tiles that the reference makes, summands of a partial one included."""
     tiles = distribute(x, layout, mesh.grid, np.random.default_rng(seed))
-    D = DistMatrix.empty(x.shape, dtype, mesh, layout)
+    D = DistMatrix.empty(x.shape, mesh, layout, dtype)
     if mesh.is_member:
         D.tile[...] = tiles[mesh.rank]
     return D

@@ -53,7 +53,7 @@ def test_operations_take_turns_on_one_matrix(comm):
     a, b = rng.integers(1, 9, (20, 18)).astype(float), rng.integers(1, 9, (18, 22)).astype(float)
     with Mesh((4, 1), comm) as mesh:
         A, B = DistMatrix.from_numpy(a, mesh, "P(None, 'i')"), DistMatrix.from_numpy(b, mesh, "P('i', None)")
-        C = DistMatrix.empty((20, 22), "float64", mesh, "P('i', None)")
+        C = DistMatrix.empty((20, 22), mesh, "P('i', None)", "float64")
         least, greatest = (expected(SEMIRINGS[name], a, b) for name in ("min_plus", "max_plus"))
         for _ in range(4):
             rma_mm.matmul(A, B, mesh, out=C, algorithm="stationary_a", semiring="min_plus")
@@ -98,7 +98,7 @@ def test_errors_are_the_same_on_every_rank(comm):
         refused(DtypeError, "or_and", a=y, semiring="min_plus")
         refused(AlgorithmError, "blas", semiring="min_plus", kernel="blas")
         refused(LayoutError, "C", "sum", semiring="min_plus", layout="P('j', None, i=sum)")
-        out = DistMatrix.empty((4, 4), "float32", mesh)
+        out = DistMatrix.empty((4, 4), mesh, dtype="float32")
         refused(OptionError, "beta: got 3", semiring="min_plus", beta=3, out=out)
         mine = ("min_plus", "max_plus", "min_plus")[comm.rank]
         refused(DisagreementError, "min_plus", "max_plus", semiring=mine)

@@ -243,7 +243,7 @@ def test_the_same_tensors_in_other_places(comm):
         for other in (x, v, x):
             y = rt.mm(x, other, mesh, *whole_places, True)
             assert torch.equal(y, x @ other.T)
-        square, w = rt.empty((4, 4), torch.float64, mesh, "*,*"), whole((4, 4), seed=2).requires_grad_()
+        square, w = rt.empty((4, 4), mesh, "*,*", torch.float64), whole((4, 4), seed=2).requires_grad_()
         square[...] = whole((4, 4))
         for dy in (square, whole((4, 4), seed=3)):
             w.grad = None
@@ -394,14 +394,14 @@ def test_errors_are_the_same_on_every_rank(comm):
         same_error(comm, OptionError, lambda: rt.mm(x, w, mesh, "*,*", "*,*", None, x[0]), "transpose_w: got tensor")
         same_error(comm, LayoutError, lambda: rt.matrix_of(x, mesh), "(2, 3)")
         same_error(comm, LayoutError, lambda: rt.matrix_of(None, mesh), "tensor: got NoneType")
-        for call in (lambda: rt.matrix_of(x, None), lambda: rt.empty((2, 3), torch.float32, None, "*,*")):
+        for call in (lambda: rt.matrix_of(x, None), lambda: rt.empty((2, 3), None, "*,*", torch.float32)):
             same_error(comm, MeshError, call, "mesh: got NoneType")
         if comm.size > 1:
             same_error(comm, ShapeError, wrong(x=torch.ones(2 + last, 3)), "(3, 3) on rank 2", "(2, 3)")
             same_error(comm, DisagreementError, wrong(x=x.clone().requires_grad_(last)), "gradients wanted")
             same_error(comm, DisagreementError, wrong(layouts=("*,*", "*,*", "i,*" if last else "*,*")), "layout")
             same_error(comm, DisagreementError, wrong() if last else lambda: mesh.arena.mesh and DistMatrix.empty(
-                (1, 1), "f4", mesh), "torch.mm on rank 2")
+                (1, 1), mesh, dtype="f4"), "torch.mm on rank 2")
         same_error(comm, OptionError, lambda: rt.Linear(3, 4, mesh, activation="tanh"), "'tanh'", "relu, gelu")
         same_error(comm, OptionError, lambda: rt.Linear(3, 4, mesh, activation=["relu"]), "['relu']")
         for dtype in ("float32", torch.int32):

@@ -29,7 +29,7 @@ ON_GRIDS = ("summa_a", "cannon", "pumma")
 
 def matrix(mesh, layout, parts, dtype):
     """The matrix whose summands these are, placed; and its value."""
-    D = DistMatrix.empty(parts[0].shape, dtype, mesh, layout)
+    D = DistMatrix.empty(parts[0].shape, mesh, layout, dtype)
     if mesh.is_member:
         coords = mesh.grid.coords(mesh.rank)
         D.tile[...] = parts[coords[D.layout.partial[0]] if D.layout.partial else 0][D.region.selector()]
@@ -57,7 +57,7 @@ def check(mesh, rng, types, way, alpha=None, beta=None):
             parts = [typed.numbers(rng, x, towards, shape, role) for _ in range(count)]
             made.append(matrix(mesh, plan.layouts[X], parts, x))
         (A, a), (B, b), (C, c) = made
-        before = DistMatrix.empty((m, n), result, mesh, C.layout)
+        before = DistMatrix.empty((m, n), mesh, C.layout, result)
         before.copy_from(C)
         plan.execute(A, B, out=C)
         verdict = verify(A, B, C, alpha=alpha, beta=beta, before=before)
@@ -123,7 +123,7 @@ def test_what_types_do_not_hold_is_refused_before_anything_runs(comm):
         for a, options in (
             (halves, {"alpha": 1e-50}), (halves, {"alpha": 1j}), (halves, {"alpha": 10**400}), (ints, {"alpha": 0.5}),
             (ints, {"alpha": 2**31}), (ints, {"compute_dtype": "int16"}), (ints, {"compute_dtype": "float32"}),
-            (halves, {"out": DistMatrix.empty((4, 4), np.float32, mesh)}),
+            (halves, {"out": DistMatrix.empty((4, 4), mesh, dtype=np.float32)}),
         ):
             with pytest.raises(DtypeError):
                 rma_mm.matmul(a, a, mesh, **options)

@@ -326,12 +326,13 @@ V = np.ones
 @pytest.mark.parametrize(
     ("asked", "product", "kind", "words"),
     [
-        (Epilogue(V(7)), "float64", OptionError, ["per=None", "per='column' takes 7", "per='row' takes 5"]),
+        (Epilogue(V((7, 2))), "float64", OptionError, ["per=None", "per='column' takes 7", "per='row' takes 5"]),
+        (Epilogue(V(5)), "float64", ShapeError, ["5 values", "per='row' would fit"]),
         (Epilogue(V(7), "columns"), "float64", OptionError, ["per='columns'"]),
         (Epilogue(per="row"), "float64", OptionError, ["without a bias"]),
         (Epilogue(V(7), "row"), "float64", ShapeError, ["7 values", "(5, 7)", "5", "per='column' would fit"]),
         (Epilogue(V(6), "row"), "float64", ShapeError, ["6 values"]),
-        (Epilogue(V((1, 7)), "column"), "float64", ShapeError, ["(1, 7)", "vector"]),
+        (Epilogue(V((2, 7)), "column"), "float64", ShapeError, ["(2, 7)", "vector"]),
         (Epilogue(1.0, "column"), "float64", ShapeError, ["()", "vector"]),
         (Epilogue(V(7, complex), "column"), "float64", DtypeError, ["complex128", "float64", "never down"]),
         (Epilogue(V(7), "column"), "int32", DtypeError, ["float64", "int32", "compute_dtype"]),

@@ -83,6 +83,11 @@ def test_a_row_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     best = choose(request)[0]
     assert best.layouts is not None
     verify(lower(best.algorithm, placed_problem(request, best.layouts)))
-    for name in ("mine", "cannon", "a:b", "auto"):
-        with pytest.raises(AlgorithmError, match="register: got the name"):
+    for name, says in (("mine", "taken; pass replace=True"), ("cannon", "taken"), ("a:b", "colon"), ("auto", "auto")):
+        with pytest.raises(AlgorithmError, match=says):
             register(CANNON.algorithm(name))
+    other = CANNON.algorithm("mine")
+    register(other, replace=True)
+    assert find_algorithm("mine") is other
+    with pytest.raises(AlgorithmError, match=r"did you mean cannon\?"):
+        find_algorithm("Canon")

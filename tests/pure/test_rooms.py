@@ -19,7 +19,7 @@ ROOMS = {
     },
 }
 """Of the units that have rooms, on which level each is; modules beside them are on level 0."""
-EXCEPTIONS = {("rma_mm.runtime.matrices.matrix", "rma_mm.runtime.products.matmul")}
+EXCEPTIONS = {("rma_mm.runtime.matrices.operators", "rma_mm.runtime.products.matmul")}
 """`A @ B` is written on matrices, and done by what is above them."""
 FILES_IN_A_ROOM = 14
 ROWS = f"{PACKAGE}/algorithms"

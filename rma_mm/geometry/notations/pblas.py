@@ -10,7 +10,8 @@ and the like are ScaLAPACK's own arithmetic of one dimension: `block` indices a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from operator import index
+from typing import Any, Literal, cast
 
 from rma_mm.errors import LayoutError
 from rma_mm.geometry.layout import Layout
@@ -21,6 +22,7 @@ from rma_mm.geometry.notations.reader import Reader
 GridOrder = Literal["R", "C"]  # ranks row-major or column-major on the grid, as in BLACS
 
 _FORMS = "desc(M, N, MB, NB, RSRC, CSRC), with C as a seventh entry for a column-major grid"
+_NINE = ("DTYPE_", "CTXT_", "M_", "N_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_")
 _LEAST = (("M", 0), ("N", 0), ("MB", 1), ("NB", 1), ("RSRC", 0), ("CSRC", 0))
 
 
@@ -151,6 +153,26 @@ def _check_grid(mesh: MeshShape) -> None:
 
 
 # -- text and layouts -----------------------------------------------------------------------------
+
+
+def text_of(layout: Any) -> Any:
+    """Return ScaLAPACK's descriptor of nine integers, a list or an array, as the text `desc(…)`; all else as it is.
+
+    The context and the leading dimension, which differ between ranks, are left out. Raises LayoutError if the first
+    integer is not 1, that of dense matrices.
+
+    >>> text_of([1, 0, 100, 80, 32, 16, 0, 0, 52])
+    'desc(100, 80, 32, 16, 0, 0)'
+    """
+    try:
+        numbers = [] if isinstance(layout, str | Layout) else [index(x) for x in layout]
+    except TypeError:
+        numbers = []
+    if len(numbers) != len(_NINE):
+        return layout
+    if numbers[0] != 1:
+        raise LayoutError(f"layout: got the descriptor {numbers}; its first integer must be 1, of a dense matrix")
+    return f"desc({', '.join(map(str, numbers[2:8]))})"
 
 
 def parse_descriptor(text: str, mesh: MeshShape, begin: int = 0) -> Descriptor:

@@ -40,7 +40,8 @@ class Epilogue:
     bias: Any = None
     """A vector that is added, equal on every rank; it is copied."""
     per: str | None = None
-    """Direction of the bias: "column" (n values, one for each column of C) or "row" (m values, one for each row)."""
+    """Direction of the bias: "column" (n values, one for each column of C) or "row" (m values, one for each row). By
+    default as NumPy broadcasts: (n,) and (1, n) are per column, (m, 1) is per row."""
     activation: str | None = None
     """"relu", or "gelu": x/2 · (1 + erf(x/√2)), the exact form."""
     dtype: Any = None
@@ -49,8 +50,12 @@ class Epilogue:
     def __post_init__(self) -> None:
         if self.bias is not None:
             kept = np.array(self.bias)
+            per = self.per
+            if kept.ndim == 2 and 1 in kept.shape:
+                kept, per = kept.ravel(), per or SIDES[kept.shape[0] != 1]
             kept.flags.writeable = False
             object.__setattr__(self, "bias", kept)
+            object.__setattr__(self, "per", per or ("column" if kept.ndim == 1 else None))
 
     def apart(self) -> Epilogue:
         """Return the same with a bias of its own, so that `put` changes no other's."""

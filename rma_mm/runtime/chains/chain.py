@@ -27,7 +27,7 @@ from rma_mm.runtime.chains.actions import (
     Place,
     StepPlaces,
 )
-from rma_mm.runtime.chains.chain_request import Chain
+from rma_mm.runtime.chains.chain_request import Chain, as_matrix_on
 from rma_mm.runtime.chains.descriptions import seconds_line, step_table
 from rma_mm.runtime.chains.memory import Frontier, divide_memory
 from rma_mm.runtime.chains.overlapped import Overlapped
@@ -57,7 +57,7 @@ def plan_chain(
     only: Sequence[str] | None = None,
     layouts: Mapping[str, str | Layout] | None = None,
     algorithm: str = "auto",
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     compute_dtype: DTypeLike | None = None,
     deterministic: bool = False,
     kernel: str = "auto",
@@ -75,10 +75,10 @@ def plan_chain(
     ----------
     steps : str or sequence of str
         Assignments as "H = gelu(X @ W + b)"; later steps may read earlier results. Operators are @ and, with
-        NumPy's broadcasting, + - * /; a bias is (1, n) or (m, 1). Functions are .T, .H, .conj(), gelu, relu, their
-        derivatives gelu' and relu', sum(X, 0), sum(X, 1) and broadcast_to(b, (m, n)).
+        NumPy's broadcasting, + - * /; a bias is (n,), (1, n) or (m, 1). Functions are .T, .H, .conj(), gelu, relu,
+        their derivatives gelu' and relu', sum(X, 0), sum(X, 1) and broadcast_to(b, (m, n)).
     mesh : Mesh, optional
-        Needed only if no input is distributed.
+        The mesh of an input, or else the default mesh, if not given.
     outputs : sequence of str, optional
         Results to return besides those that no step reads.
     only : sequence of str, optional
@@ -87,8 +87,8 @@ def plan_chain(
         Placements that results must have, and placements of inputs given as (shape, dtype).
     algorithm : str
         As in `matmul`, for every product.
-    memory_limit : int, optional
-        Bytes that a rank may hold of all matrices, copies and scratch memory.
+    memory_limit : int or str, optional
+        Bytes, or text such as "2GiB", that a rank may hold of all matrices, copies and scratch memory.
     compute_dtype, deterministic, kernel : optional
         As in `matmul`, for every product.
     joint : bool
@@ -124,7 +124,7 @@ def plan_chain(
         "deterministic": deterministic, "kernel": kernel, "check": check, "prefer": prefer,
     }
     with agreed(
-        mesh.comm, "plan_chain", steps=steps, outputs=outputs, only=only, layouts=layouts, joint=bool(joint),
+        mesh.comm, "plan_chain", steps=steps, outputs=outputs, only=only, layouts=layouts, joint=joint,
         registered=REGISTERED, **options,
     ) as facts:
         facts |= {f"input {name}": describe(x) for name, x in given.items()}
@@ -266,6 +266,8 @@ class ChainPlan:
             OptionError, ShapeError, DtypeError, LayoutError, MeshError or ClosedError for arguments that do not fit.
             VerificationError if the chain was made with `check` and a product is wrong. DisagreementError.
         """
+        inputs = self._with_rows(inputs) if isinstance(inputs, Mapping) else inputs
+        named = self._with_rows(named)
         with agreed(self.mesh.comm, "execute", chain=self.serial, adapt=[plan.adapt for plan in self.plans]) as facts:
             if self._is_closed:
                 raise ClosedError("chain: it is closed; make a new one")
@@ -290,6 +292,10 @@ class ChainPlan:
             if matrix.layout != self._first[name]:  # it was converted, to where it always is
                 matrix.copy_from(self.outputs[name])
         return self.outputs | out
+
+    def _with_rows(self, given: Mapping[str, DistMatrix]) -> dict[str, DistMatrix]:
+        """Return matrices, and vectors as matrices of one row. Collective if there is a vector."""
+        return {name: as_matrix_on(self.mesh, x, self.layouts.get(name)) for name, x in given.items()}
 
     def _check_names(self, inputs: Mapping[str, object], out: object) -> dict[str, DistMatrix]:
         """Return the matrices for outputs, once names are known to be right."""
@@ -480,6 +486,10 @@ class ChainPlan:
         return products
 
     # -- in words ---------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        steps = ", ".join(step.result for step in self.chain.steps)
+        return f"ChainPlan(makes {steps}; {len(self.chain.products)} products on {self.mesh.grid} ranks)"
 
     def __str__(self) -> str:
         """Describe the steps, their algorithms and placements, the conversions, and the predicted seconds."""

@@ -20,6 +20,7 @@ from rma_mm.policy.planner.chain_steps import Step, requested_results, steps_of
 from rma_mm.policy.planner.chain_text import graph_of
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.matrices.arguments import checked_shape, placed
+from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.make_plan import operand_of, operands_of
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -105,6 +106,20 @@ def _product(
     return operands_of(matrices[a.name], matrices[b.name], mesh, layout, options)
 
 
+def as_matrix_on(mesh: Mesh, x: Any, layout: Layout | None) -> Any:
+    """Return a vector as a matrix of one row, placed by `layout`; anything else as it is. Collective."""
+    if isinstance(x, np.ndarray) and x.ndim == 1:
+        return DistMatrix.from_numpy(x[None], mesh, layout)
+    if isinstance(x, DistArray) and x.ndim == 1:
+        return x.folded if layout in (None, x.folded.layout) else x.folded.redistribute(layout)
+    return x
+
+
+def _as_row(shape: Any) -> Any:
+    """Return the shape of a vector as that of a matrix of one row, by NumPy's rule for broadcasting."""
+    return (1, *shape) if isinstance(shape, tuple) and len(shape) == 1 else shape
+
+
 def _is_number(x: object) -> bool:
     return isinstance(x, Number | np.generic) and not isinstance(x, bool | np.bool_)
 
@@ -115,9 +130,13 @@ def _number(x: Any) -> Any:
 
 def _input(name: str, x: object, mesh: Mesh, layout: str | Layout | None) -> Operand:
     """Return an input as an operand, placed where that is given. Raises what `plan_chain` does."""
+    if isinstance(x, DistArray) and x.ndim == 1:
+        x = x.folded
+    elif isinstance(x, np.ndarray) and x.ndim == 1:
+        x = x.shape, x.dtype
     if isinstance(x, tuple) and len(x) == 2:
         try:
-            x = Operand(checked_shape(x[0]), as_dtype(x[1]))
+            x = Operand(checked_shape(_as_row(x[0])), as_dtype(x[1]))
         except (ShapeError, DtypeError) as error:
             raise type(error)(f"{name}: {error}") from None
     if not isinstance(x, DistMatrix | Operand):

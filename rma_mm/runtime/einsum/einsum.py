@@ -17,12 +17,13 @@ from rma_mm.kernels import choose_kernel
 from rma_mm.runtime.einsum.placing import multiplied, options_of
 from rma_mm.runtime.einsum.subscripts import Indices, Pair, Subscripts, pairs, parse, summed_early
 from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, sum_over, whole
-from rma_mm.runtime.execution.operands import Operand, ProductOptions
+from rma_mm.runtime.execution.operands import Operand, ProductOptions, limit_of
 from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.array import DistArray, as_array, kind_of
-from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.operators import Multiplicand
 from rma_mm.runtime.products.batched.plan import BatchPlan
-from rma_mm.runtime.products.make_plan import check_limit, common_mesh, describe, planned
+from rma_mm.runtime.products.make_plan import common_mesh, describe, planned
 from rma_mm.runtime.products.matmul import PlanCache, matmul
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -37,7 +38,7 @@ def einsum(
     layout: str | Layout | None = None,
     semiring: str = PLUS_TIMES.name,
     compute_dtype: DTypeLike | None = None,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     kernel: str = "auto",
 ) -> Any:
     """Evaluate an Einstein summation on distributed operands, as `numpy.einsum` does.
@@ -51,7 +52,7 @@ def einsum(
     *operands : DistMatrix, DistArray or ndarray
         NumPy arrays must be equal on every rank.
     mesh : Mesh, optional
-        Needed only if no operand is distributed.
+        The mesh of an operand, or else the default mesh, if not given.
     layout : str or Layout, optional
         Placement of the result. By default the cheapest one.
     semiring, compute_dtype, memory_limit, kernel : optional
@@ -92,9 +93,9 @@ def einsum(
         ring = find_semiring(semiring)
         check_semiring(ring, dtype, 1, 0, conjugates=False)
         choose_kernel(kernel, dtype, 1, 1, 1, ring)  # which raises if there is none
-        check_limit(memory_limit)
+        limit = limit_of(memory_limit)
         sums = _Sums(mesh, found, dtype, ring, ProductOptions(
-            compute_dtype=dtype.name, memory_limit=memory_limit, kernel=kernel, semiring=semiring,
+            compute_dtype=dtype.name, memory_limit=limit, kernel=kernel, semiring=semiring,
         ))
         sums.check(given)
         if len(given) == 1:
@@ -169,7 +170,7 @@ class _Sums:
         shape, identity = self.subscripts.shape, self.semiring.identity(self.dtype)
         if not shape:
             return self.dtype.type(identity)
-        made = kind_of(shape).empty(shape, self.dtype, self.mesh, layout)
+        made = kind_of(shape).empty(shape, self.mesh, layout, self.dtype)
         made.tile[...] = identity
         made.keep_first_summand()
         return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rma_mm.elements.dtypes import accumulator, as_dtype, parse_dtype, result_dt
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
 from rma_mm.errors import OptionError, quoted
 from rma_mm.flavours import Flavour
+from rma_mm.geometry.extents import parse_bytes
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import Epilogue
@@ -50,7 +52,7 @@ class ProductOptions:
     conjugate_a: bool = False
     conjugate_b: bool = False
     algorithm: str = "auto"
-    memory_limit: int | None = None
+    memory_limit: Any = None  # bytes; text such as "2GiB" until `normalised`
     compute_dtype: Any = None
     deterministic: bool = False
     kernel: str = "auto"
@@ -71,7 +73,8 @@ class ProductOptions:
         compute = None if self.compute_dtype is None else as_dtype(self.compute_dtype).name
         flags: dict[str, Any] = {name: self.is_so(name) for name in FLAGS}
         prefer = None if self.prefer is None else check_preference(self.prefer)
-        return replace(self, compute_dtype=compute, check=self._checked(), prefer=prefer, **flags)
+        limit = limit_of(self.memory_limit)
+        return replace(self, compute_dtype=compute, check=self._checked(), prefer=prefer, memory_limit=limit, **flags)
 
     def _checked(self) -> str:
         """Return how often products are verified, as "every=N"; empty for never. Raise OptionError for a bad value."""
@@ -89,6 +92,16 @@ class ProductOptions:
     def is_so(self, name: str) -> bool:
         """Return a flag as a bool. Raises OptionError for what says neither."""
         return flag(name, getattr(self, name))
+
+
+def limit_of(limit: object) -> int | None:
+    """Return a memory limit in bytes; text such as "2GiB" is read. Raises OptionError."""
+    if limit is None or (isinstance(limit, Integral) and int(limit) >= 0):
+        return None if limit is None else int(limit)
+    try:
+        return parse_bytes(limit) if isinstance(limit, str) else parse_bytes("")
+    except ValueError as error:
+        raise OptionError(f"memory_limit: got {quoted(limit)}; {error}") from None
 
 
 def flag(name: str, value: object) -> bool:

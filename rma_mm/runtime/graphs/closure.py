@@ -50,7 +50,7 @@ def closure(
         Also return the vertex before j on a best path from i (default False). Every rank then keeps all edges
         meanwhile.
     mesh : Mesh, optional
-        Needed if D is not distributed.
+        The mesh of D, or else the default mesh, if not given.
     layout : str or Layout, optional
         Placement of a D that is not distributed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from hashlib import blake2b
 from math import prod
@@ -12,18 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import check_dtype, parse_dtype
-from rma_mm.errors import LayoutError, MeshError, ShapeError, truncate
+from rma_mm.errors import LayoutError, MeshError, ShapeError, quoted, truncate
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.geometry.notations.pblas import text_of
 from rma_mm.geometry.span import Region
 from rma_mm.policy.planner.candidates import single_layouts
 from rma_mm.runtime.files.containers.chunked import cuts_none
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.agreement import agree
-from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.mesh import Mesh, default_mesh
 
 
 def default_layout(mesh: Mesh) -> Layout:
@@ -67,21 +69,35 @@ def pinned(mesh: Mesh, rank: int, dims: int = 2) -> Layout:
 
 
 def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> Layout:
-    """`layout` as a value that fits; the default where it is None. Raises LayoutError."""
+    """Return `layout` as a value that fits; the default for None. Raises LayoutError."""
     if layout is None:
         return default_layout(mesh) if len(shape) == 2 else default_split(mesh, shape)
+    layout = text_of(layout)
     if not isinstance(layout, str | Layout):
-        raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
+        raise LayoutError(f"layout: got {quoted(layout)}; write text as \"P('i', 'j')\", or pass a Layout")
     place = parse_layout(layout, mesh.grid, len(shape), tuple(shape)) if isinstance(layout, str) else layout
     place.check(shape, mesh.grid)
     return place
 
 
 def checked_mesh(mesh: object) -> Mesh:
-    """`mesh`, where it is one. Raises MeshError."""
+    """Return `mesh` if it is one, or the default mesh for None. Raises MeshError."""
+    if mesh is None:
+        return default_mesh()
     if not isinstance(mesh, Mesh):
-        raise MeshError(f"mesh: got {mesh!r}; pass a Mesh")
+        raise MeshError(f"mesh: got {quoted(mesh)}; pass a Mesh; other arguments follow by name, as dtype=\"float32\"")
     return mesh
+
+
+def in_order(mesh: Any, layout: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    """Return the mesh, layout and element type that `empty` got, also in the order of version 0.2: dtype, mesh, layout.
+
+    Warns of that order.
+    """
+    if not isinstance(layout, Mesh):
+        return mesh, layout, dtype
+    warnings.warn("empty: the order is now empty(shape, mesh, layout, dtype)", DeprecationWarning, stacklevel=4)
+    return layout, dtype if isinstance(dtype, str | Layout) else None, mesh
 
 
 def checked_root(root: Any, size: int, what: str) -> int:
@@ -180,8 +196,6 @@ def exposable(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[An
     dense = array.itemsize in array.strides or 1 in array.shape or array.size == 0
     if not dense or min(array.strides) < 0:
         raise ShapeError(f"array: got strides {array.strides} bytes; rows or columns must be dense; copy it first")
-    if not array.flags.writeable:
-        raise ShapeError("array: got a read-only array; a matrix in place must be writable; copy it first")
     return array
 
 

@@ -51,7 +51,8 @@ class DistArray(Distributed):
     @classmethod
     @serialized
     def from_local(
-        cls, array: NDArray[Any] | None, shape: tuple[int, ...], mesh: Mesh, layout: str | Layout
+        cls, array: NDArray[Any] | None, shape: tuple[int, ...], mesh: Mesh | None = None,
+        layout: str | Layout | None = None,
     ) -> DistArray:
         """Make an array from the ranks' own NumPy arrays, in place and without a copy.
 
@@ -61,13 +62,13 @@ class DistArray(Distributed):
         ----------
         array : ndarray or None
             This rank's part in `layout`, C-contiguous; None on ranks that own nothing. It must not be resized or freed
-            before the array is closed on every rank.
+            before the array is closed on every rank. If it is read-only, products cannot write to it.
         shape : tuple of int
             Shape of the whole array.
-        mesh : Mesh
-            The ranks that hold it.
-        layout : str or Layout
-            Placement.
+        mesh : Mesh, optional
+            The ranks that hold it; the default mesh if not given.
+        layout : str or Layout, optional
+            Placement; blocks by default.
 
         Returns
         -------
@@ -79,7 +80,8 @@ class DistArray(Distributed):
         ShapeError, LayoutError, DtypeError
             If the arguments do not fit.
         """
-        with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
+        mesh = checked_mesh(mesh)
+        with agreed(mesh.comm, "from_local", shape=shape, layout=layout):
             shape = checked_extents(shape)
             place = placed(layout, shape, mesh)
             array = _exposable(array, place.region(shape, mesh.grid, mesh.rank).shape)
@@ -101,11 +103,6 @@ class DistArray(Distributed):
         self.tile[...] = part.reshape(self.tile.shape[::-1]).T
 
     # -- what it holds ----------------------------------------------------------------------------
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
 
     @property
     def region(self) -> Region:
@@ -132,6 +129,18 @@ class DistArray(Distributed):
     def block_or_none(self) -> Block | None:
         """The memory under the array; None after `close`."""
         return self.folded.block_or_none
+
+    @property
+    def flipped(self) -> bool:
+        """True if the memory holds the transposed matrix."""
+        return self.folded.flipped
+
+    @property
+    def T(self) -> Self:
+        """The array with its dimensions reversed: itself if it has one. Raises ShapeError for more."""
+        if self.ndim > 1:
+            raise ShapeError(f"T: got an array of shape {self.shape}; use matmul's transpose_a, or einsum")
+        return self
 
     @property
     def in_place(self) -> bool:
@@ -250,12 +259,12 @@ class DistArray(Distributed):
         self.close()
 
     def __repr__(self) -> str:
-        return f"DistArray(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.grid})"
+        return f"DistArray({' x '.join(map(str, self.shape))}, {self.dtype}, {self.layout} on {self.mesh.grid} ranks)"
 
 
 @serialized
 def load(
-    path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None,
+    path: str | PathLike[str], mesh: Mesh | None = None, layout: str | Layout | None = None, dtype: str | None = None,
     format: str | None = None,  # noqa: A002
     allow_external: bool | None = None,
 ) -> DistMatrix | DistArray:
@@ -268,8 +277,8 @@ def load(
     path : str or path-like
         A file, a matrix in it, or a part of that: `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`. The
         suffix of the file gives the format; an unknown suffix means `.npy`.
-    mesh : Mesh
-        The ranks that hold the matrix.
+    mesh : Mesh, optional
+        The ranks that hold the matrix; the default mesh if not given.
     layout : str or Layout, optional
         Placement. By default blocks that cut no chunk of the file. A chunk that a layout cuts is read once and then
         moved.
@@ -312,6 +321,6 @@ def _exposable(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[A
         got = array.shape if isinstance(array, np.ndarray) else type(array).__name__
         raise ShapeError(f"array: got {got}; this rank's part in the layout has the shape {wanted}")
     check_dtype(array.dtype, "array's dtype")
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        raise ShapeError("array: got one that is read-only or not C-contiguous; it must be neither in place: copy it")
+    if not array.flags.c_contiguous:
+        raise ShapeError("array: got one that is not C-contiguous, as it must be in place; copy it")
     return array

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def loaded(
-    kind_of: Callable[[tuple[int, ...]], Any], named_as: tuple[Path, str | None, str | None], mesh: Mesh,
+    kind_of: Callable[[tuple[int, ...]], Any], named_as: tuple[Path, str | None, str | None], mesh: Mesh | None,
     layout: str | Layout | None, allow_external: bool | None = None,
 ) -> Any:
     """Load a matrix or an array from a file. Collective.
@@ -29,7 +29,8 @@ def loaded(
     """
     path, dtype, form = named_as
     said = {"path": str(path), "layout": layout, "format": form, "allow_external": allow_external}
-    with agreed(checked_mesh(mesh).comm, "load", **said) as facts:
+    mesh = checked_mesh(mesh)
+    with agreed(mesh.comm, "load", **said) as facts:
         file = open_array(path, dtype, form, allow_external)
         shape = getattr(file, "array", ()) or file.shape
         kind = kind_of(shape)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.elements.dtypes import as_dtype, parse_dtype
-from rma_mm.errors import DtypeError, LayoutError, MeshError, OptionError, ShapeError
+from rma_mm.errors import DtypeError, LayoutError, MeshError, ShapeError
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
@@ -25,12 +25,14 @@ from rma_mm.runtime.matrices.arguments import (
     checksum,
     common_dtype,
     exposable,
+    in_order,
     pinned,
     placed,
     sliced,
 )
 from rma_mm.runtime.matrices.filed import loaded, saved
 from rma_mm.runtime.matrices.move import collected, move
+from rma_mm.runtime.matrices.operators import Multiplicand
 from rma_mm.runtime.matrices.stored import Shape, Stored
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -43,41 +45,6 @@ Elements = Callable[..., Any]
 FILL_BLOCK = 2**17  # elements that `from_function` asks for at a time
 
 
-class Multiplicand:
-    """The operators of matrices: `@`, and the protocols by which NumPy sees them."""
-
-    mesh: Mesh
-    shape: Any
-    layout: Layout
-    tile: Any
-    __array_ufunc__ = None  # so that array @ matrix comes here
-
-    def __matmul__(self, other: Multiplicand | NDArray[Any]) -> Any:
-        from rma_mm.runtime.products.matmul import matmul
-
-        return matmul(self, other, self.mesh) if isinstance(other, Multiplicand | np.ndarray) else NotImplemented
-
-    def __rmatmul__(self, other: NDArray[Any]) -> Any:
-        from rma_mm.runtime.products.matmul import matmul
-
-        return matmul(other, self, self.mesh) if isinstance(other, np.ndarray) else NotImplemented
-
-    def keep_first_summand(self) -> None:
-        """If the matrix is partial and every rank has all of it, zero all summands except the first. Local."""
-        at = self.layout.coords(self.mesh.grid, self.mesh.rank)
-        if at is not None and any(at[axis] for axis in self.layout.partial):
-            self.tile[...] = 0
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the whole matrix on a mesh of one rank; else raise OptionError, as gathering is collective."""
-        if self.mesh.size > 1:
-            raise OptionError(
-                f"matrix of {self.shape} over {self.mesh.size} ranks: to gather it into an array is collective, which "
-                f"NumPy does not know: all ranks call to_numpy(), or take tile, their part of it"
-            )
-        return np.array(self.tile, dtype=dtype, copy=copy)
-
-
 class Distributed(Multiplicand):
     """Distributed matrices and arrays: the constructors and methods that they share."""
 
@@ -85,18 +52,10 @@ class Distributed(Multiplicand):
     """True if it has two dimensions, or as many as it is given."""
 
     @classmethod
-    def allocated(cls, mesh: Mesh, shape: Any, dtype: np.dtype[Any], layout: Layout) -> Self:
-        """Return one on new memory of the arena, everything agreed already. Collective."""
-        raise NotImplementedError
-
-    @property
-    def region(self) -> Region:
-        """The global indices that this rank holds."""
-        raise NotImplementedError
-
-    @classmethod
     @serialized
-    def empty(cls, shape: Any, dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None) -> Self:
+    def empty(
+        cls, shape: Any, mesh: Mesh | None = None, layout: str | Layout | None = None, dtype: DTypeLike = np.float64
+    ) -> Self:
         """Make a matrix or an array with undefined elements.
 
         Collective.
@@ -105,12 +64,12 @@ class Distributed(Multiplicand):
         ----------
         shape : tuple of int
             Shape of the whole.
-        dtype : dtype
-            Element type.
-        mesh : Mesh
-            The ranks that hold it.
+        mesh : Mesh, optional
+            The ranks that hold it; the default mesh if not given.
         layout : str or Layout, optional
             Placement; blocks by default.
+        dtype : dtype
+            Element type; float64 by default.
 
         Returns
         -------
@@ -122,7 +81,9 @@ class Distributed(Multiplicand):
         ShapeError, LayoutError, DtypeError
             If the arguments do not fit.
         """
-        with agreed(checked_mesh(mesh).comm, "empty", shape=shape, dtype=dtype, layout=layout):
+        mesh, layout, dtype = in_order(mesh, layout, dtype)
+        mesh = checked_mesh(mesh)
+        with agreed(mesh.comm, "empty", shape=shape, dtype=dtype, layout=layout):
             shape = cls._extents(shape)
             place = placed(layout, shape, mesh)
             element = as_dtype(dtype)
@@ -131,7 +92,8 @@ class Distributed(Multiplicand):
     @classmethod
     @serialized
     def from_numpy(
-        cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None = None, root: int | None = None
+        cls, x: NDArray[Any] | None, mesh: Mesh | None = None, layout: str | Layout | None = None,
+        root: int | None = None,
     ) -> Self:
         """Make a matrix or an array with the elements of a NumPy array.
 
@@ -141,8 +103,8 @@ class Distributed(Multiplicand):
         ----------
         x : ndarray or None
             The whole array, equal on every rank; with `root`, None on all other ranks.
-        mesh : Mesh
-            The ranks that hold it.
+        mesh : Mesh, optional
+            The ranks that hold it; the default mesh if not given.
         layout : str or Layout, optional
             Placement; blocks by default.
         root : int, optional
@@ -160,9 +122,10 @@ class Distributed(Multiplicand):
         DisagreementError
             If ranks hold different arrays.
         """
+        mesh = checked_mesh(mesh)
         if root is not None:
             return cls._from_root(x, mesh, layout, root)
-        with agreed(checked_mesh(mesh).comm, "from_numpy", layout=layout) as facts:
+        with agreed(mesh.comm, "from_numpy", layout=layout) as facts:
             array = checked_array(x, cls.is_matrix)
             place = placed(layout, array.shape, mesh)
             facts |= {"shape": array.shape, "dtype": array.dtype}
@@ -174,7 +137,7 @@ class Distributed(Multiplicand):
 
     @classmethod
     def _from_root(cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None, root: int) -> Self:
-        with agreed(checked_mesh(mesh).comm, "from_numpy", root=root, layout=layout):
+        with agreed(mesh.comm, "from_numpy", root=root, layout=layout):
             root = checked_root(root, mesh.grid.size, f"the mesh {mesh.grid}")
             if mesh.rank == root:
                 array = checked_array(x, cls.is_matrix)
@@ -188,7 +151,8 @@ class Distributed(Multiplicand):
     @classmethod
     @serialized
     def from_function(
-        cls, shape: Any, f: Elements, mesh: Mesh, layout: str | Layout | None = None, dtype: DTypeLike | None = None
+        cls, shape: Any, f: Elements, mesh: Mesh | None = None, layout: str | Layout | None = None,
+        dtype: DTypeLike | None = None,
     ) -> Self:
         """Make a matrix or an array whose elements are f(rows, columns), or f of more indices.
 
@@ -201,8 +165,8 @@ class Distributed(Multiplicand):
         f : callable
             Takes an open index grid for each dimension, as from `np.ogrid`, and returns elements. It is called for
             parts of this rank's indices.
-        mesh : Mesh
-            The ranks that hold it.
+        mesh : Mesh, optional
+            The ranks that hold it; the default mesh if not given.
         layout : str or Layout, optional
             Placement; blocks by default.
         dtype : dtype, optional
@@ -213,13 +177,14 @@ class Distributed(Multiplicand):
         Self
             A new matrix or array.
         """
+        mesh = checked_mesh(mesh)
         if dtype is None:
-            with agreed(checked_mesh(mesh).comm, "from_function", shape=shape) as facts:
+            with agreed(mesh.comm, "from_function", shape=shape) as facts:
                 shape = cls._extents(shape)
                 first = [np.zeros((1,) * len(shape), np.int64)] * len(shape)
                 dtype = np.asarray(f(*first)).dtype if min(shape) else np.dtype(np.float64)
                 facts["dtype"] = dtype
-        made = cls.empty(shape, dtype, mesh, layout)
+        made = cls.empty(shape, mesh, layout, dtype)
         with agreed(mesh.comm, "from_function"):
             fill(made.tile, made.region, f)
         made.keep_first_summand()
@@ -228,10 +193,6 @@ class Distributed(Multiplicand):
     @classmethod
     def _extents(cls, shape: Any) -> tuple[int, ...]:
         return checked_shape(shape) if cls.is_matrix else checked_extents(shape)
-
-    def redistribute(self, layout: str | Layout) -> Self:
-        """Return the same elements placed by `layout`. Collective. Raises LayoutError."""
-        raise NotImplementedError
 
 
 class DistMatrix(Stored, Distributed):
@@ -242,7 +203,9 @@ class DistMatrix(Stored, Distributed):
 
     @classmethod
     @serialized
-    def from_local(cls, array: NDArray[Any] | None, shape: Shape, mesh: Mesh, layout: str | Layout) -> DistMatrix:
+    def from_local(
+        cls, array: NDArray[Any] | None, shape: Shape, mesh: Mesh | None = None, layout: str | Layout | None = None
+    ) -> DistMatrix:
         """Make a matrix from the ranks' own NumPy arrays, in place and without a copy.
 
         Collective.
@@ -251,13 +214,14 @@ class DistMatrix(Stored, Distributed):
         ----------
         array : ndarray or None
             This rank's part in `layout`, with dense rows or dense columns; None on ranks that own nothing. It must not
-            be resized or freed before the matrix is closed on every rank.
+            be resized or freed before the matrix is closed on every rank. If it is read-only, products cannot write to
+            it.
         shape : tuple of int
             (rows, columns) of the whole matrix.
-        mesh : Mesh
-            The ranks that hold it.
-        layout : str or Layout
-            Placement.
+        mesh : Mesh, optional
+            The ranks that hold it; the default mesh if not given.
+        layout : str or Layout, optional
+            Placement; blocks by default.
 
         Returns
         -------
@@ -269,7 +233,8 @@ class DistMatrix(Stored, Distributed):
         ShapeError, LayoutError, DtypeError
             If the arguments do not fit.
         """
-        with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
+        mesh = checked_mesh(mesh)
+        with agreed(mesh.comm, "from_local", shape=shape, layout=layout):
             shape = checked_shape(shape)
             place = placed(layout, shape, mesh)
             array = exposable(array, place.region(shape, mesh.grid, mesh.rank).shape)
@@ -281,7 +246,8 @@ class DistMatrix(Stored, Distributed):
     @classmethod
     @serialized
     def load(
-        cls, path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None,
+        cls, path: str | PathLike[str], mesh: Mesh | None = None, layout: str | Layout | None = None,
+        dtype: str | None = None,
         format: str | None = None,  # noqa: A002
         allow_external: bool | None = None,
     ) -> DistMatrix:
@@ -304,7 +270,7 @@ class DistMatrix(Stored, Distributed):
 
     @classmethod
     @serialized
-    def from_source(cls, x: Any, mesh: Mesh, layout: str | Layout | None = None) -> DistMatrix:
+    def from_source(cls, x: Any, mesh: Mesh | None = None, layout: str | Layout | None = None) -> DistMatrix:
         """Make a matrix from an array-like object that reads parts of itself; each rank reads its own part.
 
         Collective.
@@ -313,8 +279,8 @@ class DistMatrix(Stored, Distributed):
         ----------
         x : h5py.Dataset, zarr.Array, numpy.memmap or similar
             Has `shape` with two extents, `dtype`, and elements by two slices, x[a:b, c:d]. The same on every rank.
-        mesh : Mesh
-            The ranks that hold the matrix.
+        mesh : Mesh, optional
+            The ranks that hold the matrix; the default mesh if not given.
         layout : str or Layout, optional
             Placement; blocks by default.
 
@@ -328,7 +294,8 @@ class DistMatrix(Stored, Distributed):
         ShapeError, DtypeError, LayoutError
             If the arguments do not fit.
         """
-        with agreed(checked_mesh(mesh).comm, "from_source", layout=layout) as facts:
+        mesh = checked_mesh(mesh)
+        with agreed(mesh.comm, "from_source", layout=layout) as facts:
             if not (hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__")):
                 raise ShapeError(f"x: got {type(x).__name__}; it needs shape, dtype and elements by x[a:b, c:d]")
             shape, dtype = checked_shape(x.shape), as_dtype(x.dtype)
@@ -455,7 +422,7 @@ class DistMatrix(Stored, Distributed):
         self.tile[...] = other.tile
 
     def __repr__(self) -> str:
-        return f"DistMatrix(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.grid})"
+        return f"DistMatrix({' x '.join(map(str, self.shape))}, {self.dtype}, {self.layout} on {self.mesh.grid} ranks)"
 
 
 def overlap(one: DistMatrix, other: DistMatrix) -> bool:
@@ -471,6 +438,8 @@ def check_memory(
 
     own: where the result goes if `out` is None, if it is there already.
     """
+    if out is not None and not out.tile.flags.writeable:
+        raise LayoutError("out: it lies in a read-only array of the caller; pass one that can be written to")
     if out is not None and (overlap(out, A) or overlap(out, B)):
         raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
     place = out if out is not None else own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +22,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.batches import Batch
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.files.opened import Opened
-from rma_mm.runtime.matrices.arguments import checked_extents, checked_shape, placed
+from rma_mm.runtime.matrices.arguments import checked_extents, checked_mesh, checked_shape, placed
 from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands
@@ -47,7 +46,7 @@ Given = DistMatrix | DistArray | Opened | Operand | NDArray[Any]  # what is mult
 def make_plan(
     A: Given, B: Given, mesh: Mesh | None = None, *, layout: str | Layout | None = None, alpha: Any = 1, beta: Any = 0,
     transpose_a: bool = False, transpose_b: bool = False, conjugate_a: bool = False, conjugate_b: bool = False,
-    algorithm: str = "auto", memory_limit: int | None = None, compute_dtype: DTypeLike | None = None,
+    algorithm: str = "auto", memory_limit: int | str | None = None, compute_dtype: DTypeLike | None = None,
     deterministic: bool = False, kernel: str = "auto", semiring: str = PLUS_TIMES.name,
     epilogue: Epilogue | None = None, check: bool | str = False, prefer: str | None = None,
     symmetric: bool | str | None = None, fill: str = "both", workspace: NDArray[np.uint8] | None = None,
@@ -61,7 +60,7 @@ def make_plan(
     A, B : DistMatrix, DistArray, Opened, ndarray or tuple
         Operands as in `matmul`, or (shape, dtype) of operands that the plan may place.
     mesh : Mesh, optional
-        Needed only if neither operand is distributed.
+        The mesh of an operand, or else the default mesh, if not given.
     layout : str or Layout, optional
         Placement of C. By default the plan chooses it.
     alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b : optional
@@ -162,12 +161,9 @@ def with_kernel(mesh: Mesh, operands: Operands) -> Operands:
 
 
 def common_mesh(mesh: Mesh | None, *operands: object) -> Mesh:
-    """Return the mesh that was given, or the one that an operand lives on. Raises MeshError."""
+    """Return the mesh that was given, the one that an operand lives on, or the default mesh. Raises MeshError."""
     on_meshes = (x.mesh for x in operands if isinstance(x, DistMatrix | DistArray))
-    found = mesh if mesh is not None else next(on_meshes, None)
-    if not isinstance(found, Mesh):
-        raise MeshError(f"mesh: got {mesh!r}; pass a Mesh, or operands that live on one")
-    return found
+    return checked_mesh(mesh if mesh is not None else next(on_meshes, None))
 
 
 def describe(x: object) -> str:
@@ -225,16 +221,9 @@ def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None,
     operands = checked_symmetry(operands)
     if options.epilogue is not None:
         operands = _with_epilogue(operands)
-    check_limit(options.memory_limit)
     operands = replace(operands, kernel=operands.choose_kernel())
     _probe(operands)
     return operands
-
-
-def check_limit(limit: object) -> None:
-    """Raise OptionError for an invalid memory limit."""
-    if limit is not None and (not isinstance(limit, Integral) or limit < 0):
-        raise OptionError(f"memory_limit: got {limit!r}; must be a whole number of bytes, at least 0")
 
 
 def _check_semiring(operands: Operands) -> None:

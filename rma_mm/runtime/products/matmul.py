@@ -12,13 +12,16 @@ from numpy.typing import DTypeLike, NDArray
 from rma_mm.elements.semiring import PLUS_TIMES
 from rma_mm.errors import LayoutError, OptionError
 from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.notations.pblas import text_of
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.array import DistArray, kind_of
-from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.operators import Multiplicand
 from rma_mm.runtime.matrices.streamed import as_operands
+from rma_mm.runtime.matrices.vectors import dims_of, product_of_vectors
 from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan, operand_of, planned
 from rma_mm.runtime.products.plan import Plan
@@ -94,7 +97,7 @@ def matmul(
     conjugate_b: bool = False,
     layout: str | Layout | None = None,
     algorithm: str = "auto",
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     compute_dtype: DTypeLike | None = None,
     deterministic: bool = False,
     kernel: str = "auto",
@@ -114,11 +117,12 @@ def matmul(
     ----------
     A : DistMatrix, DistArray, Opened or ndarray
         Left operand, (m, k), or (k, m) if `transpose_a`. A batch has the shape (…, m, k) and broadcasts as in NumPy.
-        A NumPy array must be equal on every rank. What `rma_mm.open` returns stays in its file.
+        A NumPy array must be equal on every rank. What `rma_mm.open` returns stays in its file. A vector, of shape
+        (k,), is a row as A and a column as B, and C has one dimension less, as in NumPy.
     B : DistMatrix, DistArray, Opened or ndarray
         Right operand, (k, n), or (n, k) if `transpose_b`.
     mesh : Mesh, optional
-        Needed only if neither operand is distributed.
+        The mesh of an operand, or else the default mesh, if not given.
     out : DistMatrix or DistArray, optional
         Receives C, and holds the values that `beta` multiplies. By default C is a new matrix.
     alpha, beta : scalar
@@ -129,8 +133,8 @@ def matmul(
         Placement of a new C. By default the plan chooses it.
     algorithm : str
         A name from `list_algorithms`, or "auto" (default) to choose by predicted time. Not for batches.
-    memory_limit : int, optional
-        Bytes that a rank may hold of operands, result and scratch memory.
+    memory_limit : int or str, optional
+        Bytes, or text such as "2GiB", that a rank may hold of operands, result and scratch memory.
     compute_dtype : dtype, optional
         Element type of C. By default NumPy's promotion of the operands' types.
     deterministic : bool
@@ -158,8 +162,8 @@ def matmul(
 
     Returns
     -------
-    DistMatrix or DistArray
-        C: `out`, or a new matrix.
+    DistMatrix, DistArray or scalar
+        C: `out`, or a new matrix. Of two vectors, a NumPy scalar on every rank.
 
     Raises
     ------
@@ -183,6 +187,8 @@ def matmul(
     >>> rma_mm.matmul(A, B, out=C, alpha=2, beta=1)            # doctest: +SKIP
     """
     mesh = common_mesh(mesh, A, B)
+    if 1 in (dims_of(A), dims_of(B)):
+        return product_of_vectors(matmul, locals())
     A, B = as_operands(A, B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
@@ -213,6 +219,7 @@ def _place(
     """C's placement, as far as the caller says, by `layout` and by a matrix. Raises LayoutError."""
     if out is not None and not isinstance(out, DistMatrix | DistArray):
         raise LayoutError(f"{name}: got {type(out).__name__}; must be a DistMatrix, of batches a DistArray")
+    layout = text_of(layout)
     if layout is not None and not isinstance(layout, str | Layout):
         raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
     if out is None:

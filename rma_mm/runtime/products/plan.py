@@ -219,6 +219,11 @@ class Plan:
         """
         return page(self.schedule, str(self))
 
+    def __repr__(self) -> str:
+        m, n, k = self.spec.shape
+        how = f"{self.spec.c.dtype}, {self.algorithm} on {self.mesh.grid} ranks"
+        return f"Plan(C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}], {how})"
+
     def __str__(self) -> str:
         return str(self.choice)
 

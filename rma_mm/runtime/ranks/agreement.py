@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import numpy as np
 
 from rma_mm import errors
-from rma_mm.errors import DisagreementError, RmaError
+from rma_mm.errors import DisagreementError, LayoutError, RmaError
 from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.notations.pblas import text_of
 from rma_mm.runtime.ranks.deadlock import Wait, receive
 from rma_mm.runtime.ranks.process_group import ProcessGroup, mesh_slot_of, poison_job, require_usable
 from rma_mm.windows.hosts.liveness import BEGIN, CELLS, DOING
@@ -145,7 +146,15 @@ def _gather_calls(ballot: Ballot, texts: dict[str, str], error: Exception | None
 
 
 def in_words(facts: Mapping[str, object]) -> dict[str, str]:
-    return {name: str(facts[name]) if isinstance(facts[name], Layout) else repr(facts[name]) for name in sorted(facts)}
+    return {name: str(x) if isinstance(x := _shown(name, facts[name]), Layout) else repr(x) for name in sorted(facts)}
+
+
+def _shown(name: str, x: object) -> object:
+    """Return a fact; of a layout that is a descriptor of ScaLAPACK what ranks have in common."""
+    try:
+        return text_of(x) if name == "layout" else x
+    except LayoutError:
+        return x
 
 
 @contextmanager

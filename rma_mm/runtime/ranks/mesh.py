@@ -8,9 +8,10 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rma_mm.errors import (
     AbsentError,
@@ -24,7 +25,7 @@ from rma_mm.errors import (
     truncate,
 )
 from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
-from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.mesh import MeshShape, near_square
 from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.cache import refusal
 from rma_mm.kernels.threads import cores, threads_per_rank
@@ -63,8 +64,9 @@ class Mesh:
 
     Parameters
     ----------
-    shape : tuple of int
-        Ranks along each axis.
+    shape : tuple of int, or int, optional
+        Ranks along each axis. A number of ranks makes a grid of two axes, as near to a square as it can be. By default
+        all ranks of `comm`.
     comm : mpi4py.MPI.Intracomm, optional
         COMM_WORLD by default; it is duplicated.
     names : tuple of str, optional
@@ -94,9 +96,9 @@ class Mesh:
 
     @serialized
     def __init__(
-        self, shape: tuple[int, ...], comm: MPI.Intracomm | None = None, names: tuple[str, ...] | None = None,
-        window: str | None = None, threads: int | None = None, speeds: Sequence[float] | None = None,
-        timeout: float | None = None,
+        self, shape: tuple[int, ...] | int | None = None, comm: MPI.Intracomm | None = None,
+        names: tuple[str, ...] | None = None, window: str | None = None, threads: int | None = None,
+        speeds: Sequence[float] | None = None, timeout: float | None = None,
     ) -> None:
         if "mpi4py.MPI" not in sys.modules and (problem := segment_problem()):
             raise MeshError(problem)  # the import below would end in a bus error
@@ -106,12 +108,13 @@ class Mesh:
 
         parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
         check_launcher()
+        dims = dims_of(shape, parent.size)
         name = window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
-        facts = {"shape": shape, "names": names, "window": name, "threads": threads, "speeds": speeds} | environment()
+        facts = {"shape": dims, "names": names, "window": name, "threads": threads, "speeds": speeds} | environment()
         facts["timeout"] = timeout
         facts["flavours"] = {each.name: digest(each) for each in FLAVOURS.values()}
         group = ProcessGroup.on(parent)
-        wrong = self._problem(shape, names, name, threads, speeds, timeout, parent.size)
+        wrong = self._problem(dims, names, name, threads, speeds, timeout, parent.size)
         agree(group.comm if group else parent, "Mesh", facts, wrong)
         self.flavour = find_flavour(name)
         """The flavour of windows that was asked for."""
@@ -122,7 +125,7 @@ class Mesh:
         self._is_closed = False
         self._comm: MPI.Intracomm = MPI.Intracomm()
         try:
-            self._comm = self.group.admit(shape)
+            self._comm = self.group.admit(dims)
             self.node_of = node_map(self._comm)
         except MPI.Exception as error:  # on every rank alike: MPICH has some 2000 communicators
             if self._comm != MPI.COMM_NULL:
@@ -138,7 +141,7 @@ class Mesh:
         """Host, process and shared page of each rank."""
         self.hosts = [each.host for each in self.identities]
         """The name of each rank's host."""
-        self.grid = MeshShape(tuple(shape), tuple(names or ()), self.node_of)
+        self.grid = MeshShape(tuple(dims), tuple(names or ()), self.node_of)
         """The grid: shape, axis names, nodes."""
         self.num_nodes = len(set(self.node_of))
         self.is_member = self.rank < self.grid.size
@@ -181,7 +184,7 @@ class Mesh:
         return self.when_lost()
 
     def _problem(
-        self, shape: tuple[int, ...], names: tuple[str, ...] | None, window: str, threads: int | None,
+        self, shape: Any, names: tuple[str, ...] | None, window: str, threads: int | None,
         speeds: Sequence[float] | None, timeout: float | None, size: int,
     ) -> Exception | None:
         try:
@@ -283,6 +286,16 @@ class Mesh:
     shape = Renamed("grid")
     nodes = Renamed("num_nodes")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the axes."""
+        return self.grid.names
+
+    @property
+    def coords(self) -> tuple[int, ...] | None:
+        """This rank's coordinate along each axis; None for a rank beyond the grid."""
+        return tuple(self.grid.coords(self.rank).values()) if self.is_member else None
+
     @serialized
     def close(self) -> None:
         """Free the windows and communicators, and with them all matrices and plans of this mesh.
@@ -352,9 +365,18 @@ class Mesh:
             self.close()
 
     def __repr__(self) -> str:
-        return (
-            f"Mesh({self.grid.dims}, names={self.grid.names}, nodes={self.num_nodes}, window={self.window_flavour!r})"
-        )
+        nodes = f"{self.num_nodes} node" + "s" * (self.num_nodes != 1)
+        return f"Mesh({self.grid}, axes {', '.join(self.names)}, {nodes}, window {self.window_flavour})"
+
+
+_DEFAULT: list[Mesh] = []  # the default mesh, once there is one
+
+
+def default_mesh() -> Mesh:
+    """Return the mesh of calls that name none: all ranks of COMM_WORLD, near square. Collective when first called."""
+    if not (_DEFAULT and _DEFAULT[0] in _OPEN):
+        _DEFAULT[:] = [Mesh()]
+    return _DEFAULT[0]
 
 
 def _closed_at_exit(mesh: Mesh) -> None:
@@ -378,6 +400,13 @@ def _close_all() -> None:
         except DisagreementError:
             pass  # the job cannot go on, as is said now
         end_broken_job()
+
+
+def dims_of(shape: Any, ranks: int) -> Any:
+    """Return the ranks along each axis for the argument `shape` of a mesh; what is no shape stays as it is."""
+    if shape is None:
+        return near_square(ranks)
+    return near_square(int(shape)) if isinstance(shape, Integral) and int(shape) > 0 else shape
 
 
 def checked_comm(comm: object) -> MPI.Intracomm:
