@@ -178,6 +178,10 @@ class FileFormatError(RmaError, ValueError):
     """An input file that is missing, truncated, pickled or no matrix, or an output that cannot be written."""
 
 
+class MissingFileError(FileFormatError, FileNotFoundError):
+    """An input file that does not exist."""
+
+
 class Renamed:
     """The earlier name of the attribute or method `new`; reading it gives a DeprecationWarning."""
 

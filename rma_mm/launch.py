@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -17,7 +18,8 @@ LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables in which they say how many of them are on this host."""
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # variables in which launchers say which rank this is
 PARTING = 10.0  # seconds for the other ranks of this host to come to an end too, under load
-PARTED = "rma_mm: ending"  # the name that a process takes while it waits for them (15 characters at most)
+PARTED = "rma_mm:"  # begins the name that a process takes while it waits for them; its time in 1/100 s follows
+GRACE = 0.3  # seconds from the time of the last of them until all end
 
 
 def launched_ranks() -> int:
@@ -62,15 +64,7 @@ def part(code: int, message: str = "", is_alike: bool = False) -> int:
         return code
     sys.stdout.flush()
     sys.stderr.flush()
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(PARTED)
-    deadline = time.monotonic() + PARTING
-    while time.monotonic() < deadline and _number(LOCAL_SIZES) == launched_ranks():
-        if all(_has_parted(process) for process in _siblings()):
-            time.sleep(0.2)  # for the others to see the same of this one
-            return code
-        time.sleep(0.05)
-    if is_alike:
+    if (_number(LOCAL_SIZES) == launched_ranks() and meet_to_end(PARTING)) or is_alike:
         return code
     if message:
         os.write(2, f"{message}\n".encode())
@@ -78,6 +72,36 @@ def part(code: int, message: str = "", is_alike: bool = False) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
     return code
+
+
+def meet_to_end(seconds: float) -> bool:
+    """Return at the same moment on all ranks of this host that call this; False if some do not within some seconds.
+
+    mpiexec kills the ranks that outlive another one, and says so at length. Ranks that have ended count as here.
+    """
+    own = int(time.monotonic() * 100)
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(f"{PARTED}{own % 10**8}")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = [_parting_time(process) for process in _siblings()]
+        if None not in found:
+            latest = max([own % 10**8, *(when or 0 for when in found)])
+            time.sleep(max(0.0, (latest - time.monotonic() * 100 % 10**8) / 100 + GRACE))
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def sign_off() -> None:
+    """Tell MPICH's launcher that this rank ends: it then neither kills the other ranks nor prints a banner.
+
+    It is the message that MPI_Finalize sends (PMI-1), which would wait for the other ranks. Exit next, on all ranks.
+    """
+    with suppress(OSError, ValueError):
+        connection = int(os.environ.get("PMI_FD", ""))
+        os.write(connection, b"cmd=finalize\n")
+        select.select([connection], [], [], 1.0)
 
 
 def _number(names: tuple[str, ...]) -> int:
@@ -95,11 +119,14 @@ def _siblings() -> list[Path]:
     return found
 
 
-def _has_parted(process: Path) -> bool:
-    """Return True if a process has ended, or is about to."""
+def _parting_time(process: Path) -> int | None:
+    """Return the time in the name of a process that waits for the others, 0 if it has ended; else None."""
     with suppress(OSError, ValueError):
-        return _fields(process)[0] in "ZX" or (process / "comm").read_text().strip() == PARTED
-    return True
+        if _fields(process)[0] in "ZX":
+            return 0
+        name = (process / "comm").read_text().strip()
+        return int(name.removeprefix(PARTED)) if name.startswith(PARTED) else None
+    return 0
 
 
 def _fields(process: Path) -> list[str]:

@@ -7,27 +7,20 @@ ends the process from there.
 
 from __future__ import annotations
 
-import glob
-import math
 import os
 import signal
 import threading
-import time
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from rma_mm.launch import meet_to_end, sign_off
 from rma_mm.unfinished import HELD, remove
 from rma_mm.windows.hosts.liveness import is_ending, machine
+from rma_mm.windows.hosts.segments import SEGMENTS, remove_segments, stray_segments
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SEGMENTS = "/dev/shm/"
-LIBRARY_PREFIXES = ("mpich", "mpi_", "sm_", "vader", "osc", "open_mpi", "ompi", "ucx_shm", "psm", "fi_")
-"""Prefixes that MPI libraries give their shared segments; other mapped files there are not ours to remove."""
-PREFIXES = tuple(SEGMENTS + prefix for prefix in LIBRARY_PREFIXES)
-SETTLED = 60.0  # seconds after which a segment that nobody maps is nobody's
-GRACE = 0.25  # seconds for the other ranks to clean up too: when one process has ended, mpiexec kills the rest
+MEETING = 1.0  # seconds for the other ranks to clean up too: when one process has ended, mpiexec kills the rest
 
 
 class Interruption:
@@ -76,9 +69,7 @@ class Interruption:
         for name in {self.unfinished, *tuple(HELD)} - {""}:
             with suppress(OSError):
                 remove(name)
-        for segment in mapped_segments():
-            with suppress(OSError):
-                os.unlink(segment)
+        remove_segments()
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():  # handlers belong to it
@@ -117,27 +108,15 @@ class Interruption:
                 os.kill(sibling, number)
         if self.rank == 0 and not is_ending():
             lost = f"; {self.losing} was not written" if self.losing else ""
+            behind_echo = "\n" * os.isatty(2)  # of ^C
             with suppress(OSError):
-                os.write(2, f"\nrma_mm: interrupted by {signal.Signals(number).name}{lost}\n".encode())
+                os.write(2, f"{behind_echo}rma_mm: interrupted by {signal.Signals(number).name}{lost}\n".encode())
         self.clean()
         if self._siblings:
-            # all ranks leave at the same tick of the clock: those that mpiexec has to kill make it print a banner
-            time.sleep((math.floor(time.monotonic() / GRACE) + 2) * GRACE - time.monotonic())
+            if meet_to_end(MEETING):
+                sign_off()
             self.clean()  # the main thread may have gone on
         os._exit(128 + number)
-
-
-def stray_segments() -> list[str]:
-    """Return this user's MPI segments that no visible process maps: those of killed jobs."""
-    mapped = {name for process in Path("/proc").glob("[0-9]*") for name in mapped_segments(process.name)}
-    found = []
-    for name in glob.glob(SEGMENTS + "*"):
-        with suppress(OSError):
-            seen = os.lstat(name)
-            is_ours = seen.st_uid == os.geteuid() and name.startswith(PREFIXES)
-            if is_ours and name not in mapped and time.time() - seen.st_mtime > SETTLED:
-                found.append(name)
-    return sorted(found)
 
 
 def cleaning(message: str) -> str:
@@ -147,16 +126,6 @@ def cleaning(message: str) -> str:
         return ""
     size = sum(os.lstat(name).st_size for name in stray if os.path.lexists(name))
     return f"\n{size} bytes there are of MPI processes that have ended; to remove them: rm {' '.join(stray)}"
-
-
-def mapped_segments(process: str = "self") -> set[str]:
-    """Return the shared memory segments of MPI libraries that a process maps."""
-    try:
-        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
-    except OSError:
-        return set()
-    names = {line.split(maxsplit=5)[-1] for line in lines if SEGMENTS in line}
-    return {name for name in names if name.startswith(PREFIXES)}
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

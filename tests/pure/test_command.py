@@ -15,6 +15,7 @@ import pytest
 from rma_mm.command import arguments, signals
 from rma_mm.command.arguments import parse
 from rma_mm.errors import MachineError, OptionError
+from rma_mm.windows.hosts import segments
 from tests.processes import ROOT
 
 
@@ -203,15 +204,16 @@ def test_reports_have_names_of_their_own(line: str) -> None:
 
 def test_segments_of_dead_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They are named where a message speaks of /dev/shm: this user's, old, and mapped by nobody."""
+    monkeypatch.setattr(segments, "SEGMENTS", f"{tmp_path}/")
     monkeypatch.setattr(signals, "SEGMENTS", f"{tmp_path}/")
-    monkeypatch.setattr(signals, "PREFIXES", (f"{tmp_path}/mpich",))
+    monkeypatch.setattr(segments, "PREFIXES", (f"{tmp_path}/mpich",))
     for name in ("mpich_shm_1_0", "mpich_new", "mpich_used", "other"):
         (tmp_path / name).write_bytes(b"x" * 4096)
         os.utime(tmp_path / name, (0, 0) if name != "mpich_new" else None)
     with open(tmp_path / "mpich_used", "rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ) as memory:
         assert memory[0] == ord("x")
         os.utime(tmp_path / "mpich_used", (0, 0))
-        assert signals.stray_segments() == [f"{tmp_path}/mpich_shm_1_0"]
+        assert segments.stray_segments() == [f"{tmp_path}/mpich_shm_1_0"]
         said = signals.cleaning(f"too little of {tmp_path}")
     assert "4096 bytes" in said and f"rm {tmp_path}/mpich_shm_1_0" in said
     assert signals.cleaning("something else") == ""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rma_mm.errors import FileFormatError, display_path
+from rma_mm.errors import FileFormatError, MissingFileError, display_path
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ def examined(path: str, suffix: str = "") -> Iterator[tuple[int, Version]]:
         with opened(path, suffix) as descriptor:
             yield descriptor, Version(path, identity_of(os.fstat(descriptor)))
     except OSError as error:
-        raise FileFormatError(f"{display_path(path)}: cannot be read: {error.strerror}") from None
+        kind = MissingFileError if isinstance(error, FileNotFoundError) else FileFormatError
+        raise kind(f"{display_path(path)}: cannot be read: {error.strerror}") from None
 
 
 @contextmanager

@@ -130,7 +130,10 @@ def require_alike(ballot: Ballot, texts: dict[str, str], error: Exception | None
     failures = {rank: failure for rank, (*_, failure) in enumerate(found) if failure}
     is_same_call = len(set(calls)) == 1
     if failures and is_same_call:
-        raise common_error(failures, ballot.comm.size) from error
+        common = common_error(failures, ballot.comm.size)
+        if error is not None and (type(error), str(error)) == (type(common), str(common)):
+            raise error  # with the place where it arose, once
+        raise common from error
     every = [texts for _, _, texts, _ in found]
     if not is_same_call or any(texts != every[0] for texts in every):
         raise DisagreementError(difference(calls, every)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,7 @@ from rma_mm.runtime.ranks.agreement import END, agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Fallback, Holder
 from rma_mm.runtime.ranks.metrics import Metrics
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, serialized
+from rma_mm.runtime.ranks.uncaught import install
 from rma_mm.windows import Checks, absent
 from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.hosts.liveness import VARIABLE as TIMEOUT
@@ -108,6 +110,7 @@ class Mesh:
 
         parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
         check_launcher()
+        install(parent)
         dims = dims_of(shape, parent.size)
         name = window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
         facts = {"shape": dims, "names": names, "window": name, "threads": threads, "speeds": speeds} | environment()
@@ -196,8 +199,9 @@ class Mesh:
                 f"mesh: got shape {shape!r}, names {names!r}; a shape is whole numbers, as (2, 3)"
             )
         if mesh.size > size:
+            fix = f"start {mesh.size} with {start_command(mesh.size)}" if launched_ranks() == 1 else "start more ranks"
             return MeshError(
-                f"mesh {mesh}: needs {mesh.size} ranks, and there are {size}; start more ranks or use a smaller mesh"
+                f"mesh {mesh}: needs {mesh.size} ranks, and there are {size}; {fix}, or use a smaller mesh"
             )
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             return OptionError(f"threads: got {threads!r}; a rank uses a whole number of them, at least 1")
@@ -465,6 +469,11 @@ def check_launcher() -> None:
             f"mpiexec: it started {started} ranks, but this MPI library sees 1, so every rank believes it is alone; "
             f"use the mpiexec of the MPI that mpi4py is bound to: {matching_mpiexec()}"
         )
+
+
+def start_command(ranks: int) -> str:
+    """Return the command that starts this program on some ranks."""
+    return shlex.join(["mpiexec", "-n", str(ranks), "python", "-m", "mpi4py", sys.argv[0] or "PROGRAM.py"])
 
 
 def matching_mpiexec() -> str:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rma_mm.errors import FileFormatError, display_path, truncate
+from rma_mm.errors import FileFormatError, MissingFileError, display_path, truncate
 from rma_mm.runtime.files.containers.expansion import COMPRESSORS, check_compressors
 from rma_mm.runtime.files.containers.packages import package, refused_by
 from rma_mm.runtime.files.external import check_unlinked
@@ -180,10 +180,10 @@ def array_of(store: str, inner: str) -> ZarrNode:
     if node is not None and node.is_array:
         return node
     if ZarrNode.of(store) is None:
+        if not os.path.lexists(store):
+            raise MissingFileError(f"{display_path(store)}: No such file or directory")
         what = "is no Zarr store" if os.path.isdir(store) else "is no folder, as Zarr stores are"
-        raise FileFormatError(
-            f"{display_path(store)}: {what if os.path.lexists(store) else 'No such file or directory'}"
-        )
+        raise FileFormatError(f"{display_path(store)}: {what}")
     kind = "not there" if node is None else "a group"
     raise FileFormatError(
         f"{display_path(store)}: {truncate(inner) or 'its root'} is {kind}; "

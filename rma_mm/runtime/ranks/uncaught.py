@@ -1,0 +1,154 @@
+"""Report errors that end a program: one that all ranks raise is printed once, one of a single rank with its rank.
+
+The first mesh of a program installs `report` as Python's hook for uncaught exceptions. RMA_MM_TRACEBACK=1 prints the
+tracebacks of all ranks instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import mpi4py
+
+from rma_mm.errors import RmaError, in_lines
+from rma_mm.launch import launched_ranks, meet_to_end, sign_off
+from rma_mm.runtime.ranks.process_group import GROUPS, broken
+from rma_mm.windows.hosts.segments import remove_segments
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+VARIABLE = "RMA_MM_TRACEBACK"
+TAG = 9  # of the messages by which ranks find out whether they end alike
+PATIENCE = 2.0  # seconds for which rank 0 waits for the others to raise the same
+MARGIN = 0.5  # seconds that the others wait longer, for its answer
+INTERRUPTED = 130  # exit code after Ctrl-C, as of shells
+OWN = str(Path(__file__).parents[2])
+STARTERS = ("<frozen ", str(Path(mpi4py.__file__ or "").parent))
+"""Beginnings of the names of files that run a program, as `python -m mpi4py` does."""
+
+
+class _Hook:
+    before: Any = None  # the hook that was there
+    comm: Any = None  # ranks to compare with if no mesh is open
+
+
+def install(comm: MPI.Intracomm) -> None:
+    """Report uncaught exceptions from now on. Local; does nothing if repeated, except to name the ranks.
+
+    comm: the ranks of the mesh that is being made.
+    """
+    _Hook.comm = comm
+    if _Hook.before is None and os.environ.get(VARIABLE, "") in ("", "0"):
+        _Hook.before, sys.excepthook = sys.excepthook, report
+
+
+def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught exception: on one rank if all have the same, else with the rank."""
+    from mpi4py import MPI
+
+    is_over = not MPI.Is_initialized() or MPI.Is_finalized()
+    if hasattr(sys, "ps1") or sys.flags.interactive or is_over:
+        _Hook.before(kind, error, trace)
+        return
+    world = MPI.COMM_WORLD
+    if issubclass(kind, KeyboardInterrupt):
+        _end_interrupted(world.size)
+    text = in_lines(f"{_place(trace)}{kind.__name__}: {error}")
+    comm = GROUPS[0].comm if GROUPS else _Hook.comm
+    if world.size == 1 and not issubclass(kind, RmaError):
+        _Hook.before(kind, error, trace)
+        return
+    alike = [] if broken() else _ranks_alike(comm, text)
+    if len(alike) == comm.size:
+        _forget_abort(MPI)
+    if alike and comm.rank:
+        return  # rank 0 prints it
+    if alike == [*range(comm.size)]:
+        hint = "" if issubclass(kind, RmaError) else f"all ranks raised this; {VARIABLE}=1 prints the tracebacks\n"
+        _write(text + hint)
+    elif issubclass(kind, RmaError):
+        _write(f"rank{'s' * (len(alike) > 1)} {', '.join(map(str, alike or [world.rank]))}: {text}")
+    else:
+        lines = "".join(traceback.format_exception(kind, error, _from_program(trace)))
+        _write(f"rma_mm: rank {world.rank} of {world.size} raised\n{lines}")
+
+
+def _from_program(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without what started the program."""
+    at = trace
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(STARTERS):
+        at = at.tb_next
+    return at or trace
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Return the line of the program in which the error arose, as "product.py:7: "."""
+    frames = traceback.extract_tb(trace)
+    own = next((n for n, frame in enumerate(frames) if frame.filename.startswith(OWN + os.sep)), len(frames))
+    if not own:
+        return ""
+    frame = frames[own - 1]
+    return f"{os.path.basename(frame.filename)}:{frame.lineno}: "
+
+
+def _ranks_alike(comm: MPI.Intracomm, text: str) -> list[int]:
+    """Return the ranks of `comm` that end with the same text as rank 0, within `PATIENCE`; empty for other ranks.
+
+    Rank 0 collects the texts. Messages are used, as a collective would be matched with one of ranks that go on.
+    """
+    others = range(1, comm.size) if comm.rank == 0 else range(1)
+    sent = [] if comm.rank == 0 else [comm.isend(text, 0, TAG)]
+    waiting = {rank: comm.irecv(source=rank, tag=TAG) for rank in others}
+    answers: dict[int, Any] = {}
+    end = time.monotonic() + PATIENCE + MARGIN * (comm.rank > 0)
+    while waiting and time.monotonic() < end:
+        for rank, request in list(waiting.items()):
+            is_there, message = request.test()
+            if is_there:
+                answers[rank] = message
+                del waiting[rank]
+        time.sleep(0.002)
+    if comm.rank:
+        return list(answers.get(0, []))
+    alike = [0, *sorted(rank for rank, other in answers.items() if other == text)]
+    sent += [comm.isend(alike if rank in alike else [], rank, TAG) for rank in answers]
+    for request in sent:
+        request.wait()
+    return alike
+
+
+def _forget_abort(MPI: Any) -> None:
+    """Let MPI end as usual: `python -m mpi4py` would abort on every rank, though all of them come to the end."""
+    with suppress(AttributeError):
+        MPI._set_abort_status(0)
+
+
+def _end_interrupted(ranks: int) -> None:
+    """End the process after Ctrl-C: MPI_Finalize would wait for calls that ranks have left.
+
+    mpiexec says by itself that it was interrupted.
+    """
+    if launched_ranks() == 1 and ranks == 1:
+        _write("rma_mm: interrupted by SIGINT\n")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    remove_segments()
+    if ranks > 1 and meet_to_end(PATIENCE):  # some may be inside a long product
+        sign_off()  # else mpiexec has to end those that did not come
+    os._exit(INTERRUPTED)
+
+
+def _write(text: str) -> None:
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
