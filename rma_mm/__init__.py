@@ -7,8 +7,12 @@
 Public names are loaded when first used, so that the planning floors work without MPI.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].partition(".")[0] == __name__ and not sys.flags.safe_path:
+    del sys.path[0]  # `python -m rma_mm.run` in a folder of data must not import what lies there, as json.py
 
 __version__ = "0.2.0"
 

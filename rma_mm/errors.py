@@ -50,7 +50,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
     >>> nearest("cannnon", ["cannon", "summa-c"]), nearest("x", ["cannon", "summa-c"])
     ('did you mean cannon? ', '')
     """
-    close = get_close_matches(str(word)[:NAMED].lower(), list(known), 1, 0.7)
+    close = get_close_matches(str(word)[:NAMED].lower(), list(known), 1)
     return f"did you mean {close[0]}? " if close else ""
 
 

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-"""Variables in which the launchers of MPICH and Open MPI say how many ranks they started."""
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Variables in which the launchers of MPICH, Open MPI and Slurm say how many ranks they started."""
 LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables in which they say how many of them are on this host."""
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # variables in which launchers say which rank this is
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+"""Variables in which they say which rank this is."""
 PARTING = 10.0  # seconds for the other ranks of this host to come to an end too, under load
 PARTED = "rma_mm:"  # begins the name that a process takes while it waits for them; its time in 1/100 s follows
 GRACE = 0.3  # seconds from the time of the last of them until all end

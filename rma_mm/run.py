@@ -7,12 +7,12 @@ from rma_mm.launch import on_all_ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, the same on every rank. Collective over COMM_WORLD."""
+    """Run the command line; returns the exit code, the same on every rank."""
 
     def command() -> int:
-        from rma_mm.command.frame import on_ranks
+        from rma_mm.command.frame import start
 
-        return on_ranks("multiply", argv)
+        return start("run", argv)
 
     return on_all_ranks(command)
 

@@ -1,4 +1,4 @@
-"""`python -m rma_mm.simulate`: what a product would take on a described machine, without running it. Needs no MPI."""
+"""`python -m rma_mm.simulate`: estimate a product on a described machine, without running it. Needs no MPI."""
 
 import sys
 from collections.abc import Sequence
@@ -7,10 +7,12 @@ from rma_mm.launch import on_all_ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    def command() -> int:
-        from rma_mm.command.frame import alone
+    """Run the command line; returns the exit code, the same on every rank."""
 
-        return alone("simulate", argv)
+    def command() -> int:
+        from rma_mm.command.frame import start
+
+        return start("simulate", argv)
 
     return on_all_ranks(command)
 

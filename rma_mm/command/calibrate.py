@@ -1,17 +1,9 @@
-"""Measure this machine for the planner, store the figures, and show them.
-
-First each figure is measured by itself; then whole products are run, to which the figures are fitted. The stored
-figures hold for jobs with as many ranks in the same places and as many threads. With --kernels, BLAS and generated
-code are also compared: from then on `kernel="auto"` takes the faster of both for each type and class of shapes.
-"""
+"""Measure this machine for the planner, store the figures, and show them."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from importlib import import_module
 from io import BytesIO
@@ -19,11 +11,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rma_mm.command.arguments import MOST_THREADS, Parser, check_plot, count
 from rma_mm.command.frame import DONE, Frame
+from rma_mm.command.options.calibrate import TO_PARTS, CalibrateOptions
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
-from rma_mm.errors import FileFormatError, RmaError, display_path, quoted
-from rma_mm.flavours import DEFAULT, FLAVOURS
+from rma_mm.errors import FileFormatError, RmaError, display_path
+from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import Cost, Machine
@@ -36,74 +28,6 @@ from rma_mm.runtime.products.trials import tried
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.unfinished import write_whole
-
-PROGRAM = "python -m rma_mm.calibrate"
-SECONDS, TO_PARTS = 14.0, 0.55
-"""Default seconds of a calibration, and the fraction of them that goes to single parts; the rest goes to whole
-products.
-"""
-MOST_SECONDS = 1e6
-
-
-@dataclass(frozen=True)
-class CalibrateOptions:
-    seconds: float
-    flavours: tuple[str, ...]
-    threads: int | None
-    json: str | None
-    plot: str | None
-    kernels: bool
-    show: bool
-    forget: bool
-    help: bool
-
-
-def _parser() -> Parser:
-    usage = f"mpiexec -n P {PROGRAM} [options]"
-    assert __doc__ is not None
-    parser = Parser(prog=PROGRAM, usage=usage, description=__doc__.partition("\n\n")[2], add_help=False)
-    add = parser.add_argument
-    add("--seconds", type=_seconds, default=SECONDS, metavar="S", help=f"seconds to measure ({SECONDS:g})")
-    add("--flavours", type=_flavours, default=tuple(FLAVOURS), metavar="A,B", help=f"windows to measure "
-        f"({','.join(FLAVOURS)})")
-    threads = count(1, MOST_THREADS)
-    add("--threads", type=threads, metavar="N", help="BLAS threads of a rank (cores of a node / its ranks)")
-    add("--json", metavar="FILE", help="write the machine, for RMA_MM_MACHINE")
-    add("--plot", metavar="FILE", help="draw the time of all transfers against their size; needs matplotlib")
-    add("--kernels", action="store_true", help="also compare BLAS with generated code; takes a minute")
-    add("--show", action="store_true", help="print the stored figures without measuring")
-    add("--forget", action="store_true", help="delete the stored figures without measuring")
-    add("-h", "--help", action="store_true", help="print this help")
-    return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 < found <= MOST_SECONDS:
-        rule = f"it takes a number of seconds above 0, at most {MOST_SECONDS:g}"
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, {rule}")
-    return found
-
-
-def _flavours(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
-    if not set(names) <= set(FLAVOURS):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}; must be some of {','.join(FLAVOURS)}")
-    return names
-
-
-def parse(argv: Sequence[str]) -> CalibrateOptions:
-    """Return the options. Raises OptionError, also for a plot that cannot be drawn here."""
-    options = CalibrateOptions(**vars(_parser().parse_args(argv)))
-    check_plot(options.plot)
-    return options
-
-
-def text(options: CalibrateOptions) -> str:
-    return _parser().format_help() if options.help else ""
 
 
 def run(options: CalibrateOptions, frame: Frame) -> int:

@@ -1,8 +1,8 @@
 """The frame around a command: options that all ranks agree on, what is said once for all, exit codes, and the end.
 
-A command is a module of this folder with `parse(argv)`, which gives its options or raises OptionError; `text(options)`,
-which is what they ask to be printed instead of a run, as --help does, or empty; and `run(options, frame)`, which gives
-the exit code, or raises RmaError, on all ranks.
+A command NAME is two modules. `options/NAME.py` imports little and has `parse(argv)`, which gives the options or raises
+OptionError, and `text(options)`, which is what they ask to be printed instead of a run, as --help does, or empty.
+`NAME.py` has `run(options, frame)`, which gives the exit code, or raises RmaError, on all ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TextIO
 
+from rma_mm.command.options.commands import COMMANDS
 from rma_mm.command.signals import Interruption, cleaning
 from rma_mm.errors import RmaError, ScheduleError, VerificationError, in_lines
 from rma_mm.launch import launcher_rank, part
@@ -44,18 +45,15 @@ class Frame:
 
     @property
     def is_first(self) -> bool:
-        return self.comm is None or self.comm.rank == 0
+        return (launcher_rank() if self.comm is None else self.comm.rank) == 0
 
     def run(self, name: str, argv: Sequence[str] | None) -> int:
         """Run the command of that name; the exit code. Collective; raises what is nobody's input's fault."""
-        command, words = import_module(f"rma_mm.command.{name}"), sys.argv[1:] if argv is None else argv
+        words = sys.argv[1:] if argv is None else argv
         try:
             with self._agreed(words):
-                options = command.parse(words)
-            if text := command.text(options):
-                self.say(text)
-                return DONE
-            code: int = command.run(options, self)
+                options = import_module(f"rma_mm.command.options.{name}").parse(words)
+            code: int = import_module(f"rma_mm.command.{name}").run(options, self)
             return code
         except ScheduleError:
             raise
@@ -117,6 +115,32 @@ def _put(stream: TextIO | None, text: str) -> None:
         with suppress(BrokenPipeError):
             stream.write(text)
             stream.flush()
+
+
+def start(name: str, argv: Sequence[str] | None) -> int:
+    """Run a command, on all ranks if it is one of those that need MPI; the exit code, the same on every rank."""
+    code = _shown(name, sys.argv[1:] if argv is None else argv)
+    if code is not None:
+        return code
+    return on_ranks(name, argv) if COMMANDS[name].needs_ranks else alone(name, argv)
+
+
+def _shown(name: str, words: Sequence[str]) -> int | None:
+    """Print what the options ask to be printed instead of a run, on one rank; the exit code, or None if they do not.
+
+    MPI is not started. Wrong options are left to all ranks together.
+    """
+    module = import_module(f"rma_mm.command.options.{name}")
+    try:
+        text = module.text(module.parse(words))
+    except RmaError:
+        return None
+    if not text:
+        return None
+    frame = Frame(Interruption())
+    if launcher_rank() == 0:
+        frame.say(text)
+    return FAILED if frame.unsaid else DONE
 
 
 def on_ranks(name: str, argv: Sequence[str] | None) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rma_mm.errors import RmaError
 from rma_mm.launch import launched_ranks
+from rma_mm.runtime.ranks.launchers import clash_problem, is_strange, library_name, lonely_problem
 from rma_mm.windows.hosts.shm_limits import segment_problem, thread_problem
 
 if TYPE_CHECKING:
@@ -42,23 +43,17 @@ def connect() -> Intracomm:
 
 def _world(MPI: ModuleType) -> Intracomm:
     """COMM_WORLD, with MPI initialised. Raises LauncherError if the launcher is another library's."""
-    from rma_mm.runtime.ranks.mesh import matching_mpiexec
-
-    started = launched_ranks()
-    name = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
-    # MPICH dies when Open MPI's launcher started it, and Open MPI complains at length under MPICH's
-    stranger = ("HYDI_CONTROL_FD" if "Open MPI" in name else "OMPI_COMM_WORLD_SIZE") in os.environ
-    if not MPI.Is_initialized() and not (started > 1 and stranger):
+    started, name = launched_ranks(), library_name(MPI.Get_library_version())
+    if not MPI.Is_initialized() and not (started > 1 and is_strange(name)):
+        if problem := clash_problem(name):
+            raise StrangerError(problem)
         if problem := segment_problem():
             raise LauncherError(problem)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # mpi4py suspects it too, on every rank
             MPI.Init_thread()
-    if started > 1 and (not MPI.Is_initialized() or MPI.COMM_WORLD.Get_size() == 1):
-        raise StrangerError(
-            f"mpiexec: it started {started} ranks, but belongs to another MPI than this Python's ({name}), so every "
-            f"rank would be alone; use {matching_mpiexec()}"
-        )
+    if problem := lonely_problem(MPI.COMM_WORLD.Get_size() if MPI.Is_initialized() else 1, name):
+        raise StrangerError(problem)
     world: Intracomm = MPI.COMM_WORLD
     return world
 

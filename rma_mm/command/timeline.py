@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rma_mm.command.options.simulate import SIMULATED
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.simulator.simulate import Simulated, simulate
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rma_mm.runtime.products.plan import Plan
 
 PREDICTED = "predicted"  # name used instead of a host, and before the names of rows, in a predicted timeline
-SIMULATED = 512  # ranks of which all operations are simulated, at most
 PINGS = 32  # number of times that a rank asks rank 0 for the time; the quickest answer counts
 TAG = 7
 

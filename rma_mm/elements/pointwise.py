@@ -14,6 +14,11 @@ from rma_mm.errors import DtypeError, truncate
 
 Array = NDArray[Any]
 
+ACTIVATIONS = {"relu": (1, 2), "gelu": (2,)}
+"""Activations, with the ranks of the types that each accepts (`dtypes.rank`)."""
+
+SIDES = ("column", "row")  # what one value of a bias may belong to
+
 
 class Constant(NamedTuple):
     """A number, as Python has it; 1 and 1.0 are two: they make different types of integers. So are 0.0 and -0.0."""

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shutil
 import stat
 import tempfile
 import threading
@@ -28,10 +29,9 @@ def folder_of(name: str) -> Path | None:
     Those of another user are never taken, root's neither, since nothing would be written there: what lies here is run.
     """
     try:
-        home = _home()
-        if why_not(home):
+        if why_not(home()):
             return None
-        folder = home / name
+        folder = home() / name
         for each in reversed([folder, *folder.parents]):
             each.mkdir(mode=0o700, exist_ok=True)
         if why_not(folder):
@@ -45,8 +45,8 @@ def folder_of(name: str) -> Path | None:
 def refusal() -> str:
     """Return why an existing cache is not used, with the remedy; empty if nothing is wrong."""
     try:
-        home = _home()
-        why = next(filter(None, map(why_not, (home, home / "machines", home / f"kernels-{_sources()}"))), "")
+        folders = (home(), home() / "machines", home() / f"kernels-{_sources()}")
+        why = next(filter(None, map(why_not, folders)), "")
     except (OSError, RuntimeError):
         return ""
     return why and (
@@ -105,12 +105,27 @@ def write_own(file: Path, content: bytes) -> None:
         raise
 
 
-def _home() -> Path:
+def home() -> Path:
+    """Return the folder of the cache, which may not exist. Raises RuntimeError for a user without a home."""
     named = os.environ.get("RMA_MM_CACHE")
     if named:
         return Path(named).expanduser().resolve()
     users = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return ((users if users.is_absolute() else Path.home() / ".cache") / "rma_mm").resolve()
+
+
+def clean() -> tuple[int, int]:
+    """Delete what this package keeps in the cache; files of others stay.
+
+    Returns how many files there were, and their bytes. Raises OSError.
+    """
+    count = nbytes = 0
+    for folder in (*home().glob("kernels-*"), home() / "machines"):
+        files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
+        count, nbytes = count + len(files), nbytes + sum(file.stat().st_size for file in files)
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder)
+    return count, nbytes
 
 
 @cache

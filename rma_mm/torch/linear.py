@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.init import calculate_gain
 
+from rma_mm.elements.pointwise import ACTIVATIONS
 from rma_mm.errors import DtypeError, LayoutError, OptionError, quoted
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region, Span
-from rma_mm.kernels.epilogue.activations import ACTIVATIONS
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.torch.products import empty, multiplied

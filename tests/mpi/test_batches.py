@@ -11,9 +11,9 @@ import pytest
 
 import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
-from rma_mm.command import batch_job
-from rma_mm.command.arguments import parse
-from rma_mm.command.batch_job import BatchJob
+from rma_mm.command.jobs import batch_job
+from rma_mm.command.jobs.batch_job import BatchJob
+from rma_mm.command.options.run import parse
 from rma_mm.errors import (
     AlgorithmError,
     ClosedError,

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
-from rma_mm.command.arguments import help_text
+from rma_mm.command.options.run import parser
 from rma_mm.errors import (
     AbsentError,
     AlgorithmError,
@@ -319,4 +319,4 @@ def test_commands_know_it(comm: MPI.Intracomm, tmp_path: Path) -> None:
             done = command(comm, product, tmp_path)
         assert done.returncode == 2, done
         assert ", ".join([*BUILT_IN, "parcel"]) in done.stderr
-        assert f"{', '.join(BUILT_IN)} or parcel" in " ".join(help_text().split())
+        assert f"{', '.join(BUILT_IN)} or parcel" in " ".join(parser().format_help().split())

@@ -14,7 +14,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
-from rma_mm.command import job
+from rma_mm.command.jobs import job
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DisagreementError, FileFormatError
 from rma_mm.runtime.files.formats import FORMATS, Format, format_of

@@ -30,7 +30,7 @@ JOB = """
 import contextlib, io, json, os, sys
 import numpy as np
 from rma_mm import run
-from rma_mm.command import bias, checking, job
+from rma_mm.command.jobs import bias, checking, job
 from rma_mm.runtime.files.npy import NpyFile, NpySink
 cases = json.loads(sys.argv[1])
 

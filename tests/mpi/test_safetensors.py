@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
-from rma_mm.command import job
+from rma_mm.command.jobs import job
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import DisagreementError, FileFormatError, OptionError
 from tests.doors import command

@@ -17,7 +17,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
 from rma_mm import Mesh
-from rma_mm.command.arguments import parse
+from rma_mm.command.options.run import parse
 from rma_mm.errors import DisagreementError, OptionError
 from rma_mm.launch import RANKS
 from rma_mm.windows.hosts.liveness import Identity

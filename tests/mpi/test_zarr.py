@@ -20,7 +20,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
-from rma_mm.command import job
+from rma_mm.command.jobs import job
 from rma_mm.errors import FileFormatError, OptionError, ShapeError
 from rma_mm.runtime.files.containers import zarr_source
 from rma_mm.runtime.matrices import filed

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from rma_mm.command import arguments, signals
-from rma_mm.command.arguments import parse
+from rma_mm.command import signals
+from rma_mm.command.options import run as arguments
+from rma_mm.command.options.run import parse
 from rma_mm.errors import MachineError, OptionError
 from rma_mm.windows.hosts import segments
 from tests.processes import ROOT
@@ -96,7 +97,7 @@ def test_list_and_help_need_nothing_else() -> None:
     """Even with a half-written command line."""
     assert parse(["--list", "A.npy"]).list
     assert parse(["--help"]).help
-    text = arguments.help_text()
+    text = arguments.parser().format_help()
     for flag in ("--shape", "--memory-limit", "--layout-c", "--dry-run"):
         assert flag in text
 
@@ -117,7 +118,7 @@ def run(*words: str, **variables: str) -> Any:
 def test_without_an_mpi_library() -> None:
     """The message names the extra."""
     pytest.importorskip("mpi4py", exc_type=ImportError)
-    done = run("--list", MPI4PY_LIBMPI="/nowhere/libmpi.so", MPI4PY_MPIABI="")
+    done = run("--dry-run", MPI4PY_LIBMPI="/nowhere/libmpi.so", MPI4PY_MPIABI="")
     assert done.returncode == 2
     assert "pip install 'rma_mm[mpich]'" in done.stderr
     assert len(done.stderr.splitlines()) <= 6
@@ -128,7 +129,7 @@ def test_without_an_mpi_library() -> None:
 def test_started_by_another_mpi(prefix: str) -> None:
     """The launcher's environment speaks of three ranks, the library of one; only the launcher's rank 0 says so."""
     pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
-    done = [run("--list", **{f"{prefix}_SIZE": "3", f"{prefix}_RANK": rank}) for rank in "02"]
+    done = [run("--dry-run", **{f"{prefix}_SIZE": "3", f"{prefix}_RANK": rank}) for rank in "02"]
     assert [d.returncode for d in done] == [2, 2]
     assert "it started 3 ranks" in done[0].stderr
     assert "mpiexec" in done[0].stderr

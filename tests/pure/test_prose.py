@@ -22,7 +22,8 @@ PUBLIC = {f"rma_mm{module.replace('.', '/')}.py" for module in _PUBLIC.values() 
     "rma_mm/algorithms/registry.py", "rma_mm/dsl/scheduling.py", "rma_mm/dsl/signature.py",
     "rma_mm/elements/semiring.py", "rma_mm/errors.py", "rma_mm/flavours.py", "rma_mm/geometry/mesh.py",
     "rma_mm/geometry/notation.py", "rma_mm/jax.py", "rma_mm/runtime/files/formats.py",
-    "rma_mm/runtime/matrices/stored.py", "rma_mm/runtime/products/batched/plan.py",
+    "rma_mm/runtime/matrices/operators.py", "rma_mm/runtime/matrices/stored.py",
+    "rma_mm/runtime/products/batched/plan.py",
     "rma_mm/runtime/products/make_plan.py", "rma_mm/torch/dtensors.py", "rma_mm/torch/linear.py",
     "rma_mm/torch/products.py", "rma_mm/torch/state.py", "rma_mm/windows/base.py",
 }
@@ -38,7 +39,9 @@ CALLED = {
     "DistMatrix.from_local", "DistMatrix.load", "DistMatrix.from_source", "DistMatrix.redistribute",
     "DistMatrix.to_numpy", "DistMatrix.save", "DistMatrix.aslinearoperator", "DistMatrix.copy_from",
     "DistArray.from_local", "DistArray.redistribute", "DistArray.to_numpy", "DistArray.save", "DistArray.copy_from",
-    "DistArray.close", "Stored.close",
+    "DistArray.close", "Stored.close", "zeros", "ones", "eye", "random", "Multiplicand.astype", "Multiplicand.sum",
+    "Multiplicand.mean", "Multiplicand.max", "Multiplicand.min", "Multiplicand.all", "Multiplicand.any",
+    "Multiplicand.norm",
 }
 """Functions and methods that users call: numpydoc's sections are complete there."""
 CHECKS = {"GL03", "GL07", "GL08", "PR01", "PR02", "PR03", "PR07", "PR10", "RT03", "SS02", "SS03", "SS05", "YD01"}

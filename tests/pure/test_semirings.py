@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bench.trust.own_semirings import TYPES, elements, registered
 from rma_mm import kernels
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.command.arguments import _parser
+from rma_mm.command.options.run import parser
 from rma_mm.elements.dtypes import SUPPORTED, accumulator
 from rma_mm.elements.reduction import REDUCTIONS, Reduction, zero
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS, Distributes, Semiring, find_semiring, register_semiring
@@ -200,7 +200,7 @@ def test_local_products_by_a_semiring_of_ones_own(name: str) -> None:
         if name == "gcd_lcm":
             with pytest.raises(AlgorithmError, match="no code for gcd and lcm of uint32"):
                 kernels.matmul(a, b, kernel="numba", semiring=name)
-        (choices,) = [each.choices for each in _parser()._actions if each.dest == "semiring"]
+        (choices,) = [each.choices for each in parser()._actions if each.dest == "semiring"]
         assert name in (choices or ())
     with pytest.raises(OptionError, match=name):
         find_semiring(name)

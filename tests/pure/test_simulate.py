@@ -504,7 +504,7 @@ def test_sweeps_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 def test_a_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "plot.svg"
     flags = ["--shape", "1000,1000,1000", "--strong", "1,4", "--algorithm", "srumma", "--plot", str(file)]
-    monkeypatch.setattr("rma_mm.command.arguments.find_spec", lambda name: None)
+    monkeypatch.setattr("rma_mm.command.options.parser.find_spec", lambda name: None)
     code, _, err = run(flags, capsys)
     assert (code, err.count("\n")) == (2, 1)
     assert "--plot: needs matplotlib, which is not installed: pip install matplotlib" in err

@@ -23,9 +23,6 @@ from rma_mm.kernels.epilogue.normal import NORMAL
 
 Array = NDArray[Any]
 
-ACTIVATIONS = {"relu": (1, 2), "gelu": (2,)}
-"""Activations, with the ranks of the types that each accepts (`dtypes.rank`)."""
-
 _CODES = {None: 0, "relu": 1, "gelu": 2, "gelu'": 3}  # how compiled code knows them
 
 

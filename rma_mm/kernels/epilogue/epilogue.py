@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import accumulator, check_dtype, parse_dtype, rank
+from rma_mm.elements.pointwise import ACTIVATIONS, SIDES
 from rma_mm.errors import DtypeError, OptionError, ShapeError, quoted
 from rma_mm.kernels.elementwise import STEP_BYTES, cast, pieces
-from rma_mm.kernels.epilogue.activations import ACTIVATIONS, activate, bind_compiled
-
-SIDES = ("column", "row")  # what one value of a bias may belong to
+from rma_mm.kernels.epilogue.activations import activate, bind_compiled
 
 BLOCK_BYTES = 16 << 20
 """Bytes of C after whose product its epilogue is applied: these are still in the third-level cache."""

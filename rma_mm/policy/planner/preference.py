@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from rma_mm.errors import OptionError, quoted
-from rma_mm.policy.model.machine import ONE_SIDED
-from rma_mm.policy.model.traffic import Workload
-from rma_mm.schedule.ops import Claim, Op
+
+if TYPE_CHECKING:  # the command line, which answers --help at once, needs the names alone
+    from rma_mm.policy.model.traffic import Workload
+    from rma_mm.schedule.ops import Op
 
 AUTO, TWO_SIDED = "auto", "two-sided"
 PREFERENCES = (AUTO, TWO_SIDED)
@@ -39,11 +41,16 @@ def preferred(environment: Mapping[str, str]) -> str:
 
 def pulls_or_pushes(workload: Workload) -> bool:
     """True if ranks get from others or accumulate to them, by an account."""
+    from rma_mm.policy.model.machine import ONE_SIDED
+
     moved = (each for phase in workload.phases for each in phase.moved if each.how in ONE_SIDED)
     return any(phase.claims for phase in workload.phases) or any(x.node.any() or x.between.any() for x in moved)
 
 
 def acts_alone(ops: Iterable[Op], rank: int) -> bool:
+    from rma_mm.policy.model.machine import ONE_SIDED
+    from rma_mm.schedule.ops import Claim
+
     return any(
         isinstance(op, Claim) or any(move.kind in ONE_SIDED and move.source != move.to for move in op.moves(rank))
         for op in ops

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import shlex
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from numbers import Integral
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,6 +32,7 @@ from rma_mm.launch import launched_ranks
 from rma_mm.policy.planner.preference import VARIABLES, preferred
 from rma_mm.runtime.ranks.agreement import END, agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Fallback, Holder
+from rma_mm.runtime.ranks.launchers import check_launcher, require_start, start_command
 from rma_mm.runtime.ranks.metrics import Metrics
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, serialized
 from rma_mm.runtime.ranks.uncaught import install
@@ -104,13 +103,15 @@ class Mesh:
     ) -> None:
         if "mpi4py.MPI" not in sys.modules and (problem := segment_problem()):
             raise MeshError(problem)  # the import below would end in a bus error
+        install()
+        require_start()
         from mpi4py import MPI
 
         from rma_mm.windows.ranks import node_map
 
         parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
-        check_launcher()
         install(parent)
+        check_launcher()
         dims = dims_of(shape, parent.size)
         name = window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
         facts = {"shape": dims, "names": names, "window": name, "threads": threads, "speeds": speeds} | environment()
@@ -459,30 +460,3 @@ def ranks_beside(comm: MPI.Intracomm, node_of: Sequence[int]) -> int:
         bool(theirs & mine) and (where == host or node == node_of[comm.rank])
         for (where, theirs), node in zip(told, node_of, strict=True)
     )
-
-
-def check_launcher() -> None:
-    """Raise MeshError when the launcher started several ranks and MPI sees one: another MPI's mpiexec."""
-    started = launched_ranks()
-    if started > 1 and _world_size() == 1:
-        raise MeshError(
-            f"mpiexec: it started {started} ranks, but this MPI library sees 1, so every rank believes it is alone; "
-            f"use the mpiexec of the MPI that mpi4py is bound to: {matching_mpiexec()}"
-        )
-
-
-def start_command(ranks: int) -> str:
-    """Return the command that starts this program on some ranks."""
-    return shlex.join(["mpiexec", "-n", str(ranks), "python", "-m", "mpi4py", sys.argv[0] or "PROGRAM.py"])
-
-
-def matching_mpiexec() -> str:
-    """Return the path of the launcher that fits: beside this Python if MPI came with pip."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    return str(beside) if beside.exists() else "the one installed with that library"
-
-
-def _world_size() -> int:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD.Get_size()

@@ -7,6 +7,7 @@ tracebacks of all ranks instead.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import traceback
@@ -15,10 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import mpi4py
-
 from rma_mm.errors import RmaError, in_lines
-from rma_mm.launch import launched_ranks, meet_to_end, sign_off
+from rma_mm.launch import launched_ranks, launcher_rank, meet_to_end, part, sign_off
+from rma_mm.runtime.ranks.launchers import LonelyRankError
 from rma_mm.runtime.ranks.process_group import GROUPS, broken
 from rma_mm.windows.hosts.segments import remove_segments
 
@@ -29,10 +29,11 @@ VARIABLE = "RMA_MM_TRACEBACK"
 TAG = 9  # of the messages by which ranks find out whether they end alike
 PATIENCE = 2.0  # seconds for which rank 0 waits for the others to raise the same
 MARGIN = 0.5  # seconds that the others wait longer, for its answer
+REFUSED = 2  # exit code of a launch that cannot be right, as of the commands
 INTERRUPTED = 130  # exit code after Ctrl-C, as of shells
 OWN = str(Path(__file__).parents[2])
-STARTERS = ("<frozen ", str(Path(mpi4py.__file__ or "").parent))
-"""Beginnings of the names of files that run a program, as `python -m mpi4py` does."""
+STARTER = re.compile(r"<frozen |.*/mpi4py/(run|__main__)\.py")
+"""Names of files that run a program, as `python -m mpi4py` does."""
 
 
 class _Hook:
@@ -40,10 +41,10 @@ class _Hook:
     comm: Any = None  # ranks to compare with if no mesh is open
 
 
-def install(comm: MPI.Intracomm) -> None:
+def install(comm: MPI.Intracomm | None = None) -> None:
     """Report uncaught exceptions from now on. Local; does nothing if repeated, except to name the ranks.
 
-    comm: the ranks of the mesh that is being made.
+    comm: the ranks of the mesh that is being made, once MPI has been started.
     """
     _Hook.comm = comm
     if _Hook.before is None and os.environ.get(VARIABLE, "") in ("", "0"):
@@ -54,6 +55,11 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     """Print an uncaught exception: on one rank if all have the same, else with the rank."""
     from mpi4py import MPI
 
+    if issubclass(kind, LonelyRankError):
+        _forget_abort(MPI)
+        if launcher_rank() == 0:
+            _write(in_lines(f"rma_mm: {error}"))
+        raise SystemExit(part(REFUSED, is_alike=True))
     is_over = not MPI.Is_initialized() or MPI.Is_finalized()
     if hasattr(sys, "ps1") or sys.flags.interactive or is_over:
         _Hook.before(kind, error, trace)
@@ -84,7 +90,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
 def _from_program(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without what started the program."""
     at = trace
-    while at is not None and at.tb_frame.f_code.co_filename.startswith(STARTERS):
+    while at is not None and STARTER.match(at.tb_frame.f_code.co_filename):
         at = at.tb_next
     return at or trace
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rma_mm.command.arguments import DEFAULT_DTYPE, RunOptions
-from rma_mm.command.bias import read_bias, watched
-from rma_mm.command.checking import Check
 from rma_mm.command.frame import DONE, Frame
-from rma_mm.command.report import (
+from rma_mm.command.jobs.bias import read_bias, watched
+from rma_mm.command.jobs.checking import Check
+from rma_mm.command.jobs.report import (
     Facts,
     Streamed,
     Transferred,
@@ -25,6 +24,7 @@ from rma_mm.command.report import (
     progress_bar,
     write_json,
 )
+from rma_mm.command.options.run import DEFAULT_DTYPE, RunOptions
 from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, MemoryLimitError, RmaError, ShapeError, VerificationError, display_path

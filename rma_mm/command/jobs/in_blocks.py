@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.command.bias import reread_bias
 from rma_mm.command.frame import DONE
-from rma_mm.command.job import Job
-from rma_mm.command.report import Streamed, gather_facts, progress_bar
+from rma_mm.command.jobs.bias import reread_bias
+from rma_mm.command.jobs.job import Job
+from rma_mm.command.jobs.report import Streamed, gather_facts, progress_bar
 from rma_mm.errors import FileFormatError, OptionError, RmaError, VerificationError
 from rma_mm.runtime.execution.executor import Progress
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions

@@ -1,37 +1,40 @@
-"""Parse the command line of `rma_mm.run`. No MPI here: every rank parses, rank 0 reports."""
+"""Options of `rma-mm run`. No MPI here: every rank parses, rank 0 reports."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
-from rma_mm.elements.dtypes import parse_dtype
+from rma_mm.command.options.parser import (
+    MOST_THREADS,
+    MOST_TIMES,
+    Parser,
+    count,
+    dtype,
+    extents,
+    mesh,
+    scalar,
+    shape,
+    size,
+    speeds,
+    timeout,
+)
+from rma_mm.elements.pointwise import ACTIVATIONS, SIDES
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
-from rma_mm.errors import QUOTED, OptionError, RmaError, brief, display_path, quoted, truncate
+from rma_mm.errors import OptionError, display_path, truncate
 from rma_mm.flavours import DEFAULT, FLAVOURS
-from rma_mm.geometry.extents import parse_bytes, too_large
-from rma_mm.geometry.mesh import AXIS_NAMES
-from rma_mm.geometry.shares import speeds_problem
-from rma_mm.kernels.epilogue.activations import ACTIVATIONS
-from rma_mm.kernels.epilogue.epilogue import SIDES
+from rma_mm.geometry.extents import too_large
 from rma_mm.policy.planner.preference import PREFERENCES
-from rma_mm.runtime.files.formats import named_in
-from rma_mm.runtime.files.names import Name
 from rma_mm.unfinished import real_path
-from rma_mm.windows.hosts.liveness import USUAL, timeout_of
+from rma_mm.windows.hosts.liveness import USUAL
 from rma_mm.windows.hosts.liveness import VARIABLE as TIMEOUT
 
-PROGRAM = "python -m rma_mm.run"
+PROGRAM = "rma-mm run"
 DEFAULT_SHAPE = (2048, 2048, 2048)
 DEFAULT_DTYPE = "float32"
 SCALARS = ("--alpha", "--beta")
-MOST, MOST_RANKS, DIGITS = 2**62, 2**31, 32
-"""Limits: the largest whole number or number of bytes, the largest number of ranks, the most digits that are read."""
-MOST_TIMES, MOST_THREADS = 10**9, 2**16
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class RunOptions:
     semiring: str
     mesh: tuple[int, ...] | None
     algorithm: str
+    algorithms: str | None  # a Python file that registers algorithms of the user's
     prefer: str | None
     layout_a: str | None
     layout_b: str | None
@@ -108,7 +112,7 @@ class RunOptions:
 
 def parse(argv: Sequence[str]) -> RunOptions:
     """Return the options in `argv`. Raises OptionError, naming the argument, what was got and what fits."""
-    parsed = vars(_parser().parse_intermixed_args(_joined(argv)))
+    parsed = vars(parser().parse_intermixed_args(_joined(argv)))
     shape = parsed.pop("shape")
     options = RunOptions(files=tuple(parsed.pop("files")), shape=shape or DEFAULT_SHAPE, **parsed)
     if options.list or options.list_windows or options.help:
@@ -125,10 +129,10 @@ def parse(argv: Sequence[str]) -> RunOptions:
             f"--shape: got {shape} together with files, which have their own shapes; leave one of them out"
         )
     m, n, k = options.shape if len(options.shape) == 3 else (options.shape[i] for i in (-3, -1, -2))
-    count = prod(options.shape[:-3])
-    for name, extents in (("A", (count * m, k)), ("B", (count * k, n)), ("C", (count * m, n))):
-        if reason := too_large(extents):
-            raise OptionError(f"--shape: got {options.shape}, so that {name} is {extents}; {reason}")
+    batch = prod(options.shape[:-3])
+    for name, whole in (("A", (batch * m, k)), ("B", (batch * k, n)), ("C", (batch * m, n))):
+        if reason := too_large(whole):
+            raise OptionError(f"--shape: got {options.shape}, so that {name} is {whole}; {reason}")
     if options.output is None and (unused := [key for key in ("chunks", "shards", "compress") if vars(options)[key]]):
         raise OptionError(f"--{unused[0]}: needs --output FILE")
     if (options.bias is None) != (options.bias_per is None):
@@ -146,6 +150,9 @@ def parse(argv: Sequence[str]) -> RunOptions:
 
 def _require_own_names(options: RunOptions) -> None:
     """Raise OptionError if the result would be written over an input, or a report over a matrix or a report."""
+    from rma_mm.runtime.files.formats import named_in  # which take a while to load
+    from rma_mm.runtime.files.names import Name
+
     o = options
     inputs = (*(("an operand", file) for file in o.files), ("--c", o.c), ("--bias", o.bias))
     reports = ("--json", o.json), ("--picture", o.picture), ("--trace", o.trace), ("--metrics", o.metrics)
@@ -162,21 +169,46 @@ def _require_own_names(options: RunOptions) -> None:
         taken.append((file, inner, what))
 
 
-def help_text() -> str:
-    return _parser().format_help()
+def text(options: RunOptions) -> str:
+    """Return what `--help`, `--list` and `--list-windows` print: a line for each algorithm, or flavour."""
+    if options.help:
+        return parser().format_help()
+    if options.list_windows:
+        from rma_mm.windows import absent
+
+        width = max(map(len, FLAVOURS))
+        reasons = {name: absent(name) for name in FLAVOURS}
+        return "\n".join(
+            f"{name:<{width}}  {each.summary}" + f"; absent here: {reasons[name]}" * bool(reasons[name])
+            for name, each in FLAVOURS.items()
+        )
+    if not options.list:
+        return ""
+    from rma_mm.algorithms import ALGORITHMS
+
+    if options.algorithms:
+        load_algorithms(options.algorithms)
+    width = max(map(len, ALGORITHMS))
+    lines = (f"{name:<{width}}  {algorithm.summary} ({algorithm.source})" for name, algorithm in ALGORITHMS.items())
+    return "\n".join(lines)
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, but errors are raised and not printed."""
+def load_algorithms(path: str) -> None:
+    """Run a Python file of the user's, which calls `rma_mm.register`. Raises OptionError that names its error."""
+    import runpy
 
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{brief(message, QUOTED)}; {self.prog} --help lists the arguments")
+    from rma_mm.algorithms import REGISTERED
 
-
-def check_plot(path: str | None) -> None:
-    """Raise OptionError if a plot is wanted and cannot be drawn here."""
-    if path and find_spec("matplotlib") is None:
-        raise OptionError("--plot: needs matplotlib, which is not installed: pip install matplotlib, or use --json")
+    before = set(REGISTERED)
+    try:
+        runpy.run_path(path, run_name="rma_mm_algorithms")
+    except Exception as error:
+        raise OptionError(f"--algorithms: {display_path(path)}: {type(error).__name__}: {error}") from error
+    if set(REGISTERED) == before:
+        raise OptionError(
+            f"--algorithms: {display_path(path)}: registers none; it must call rma_mm.register(algorithm), as "
+            f"docs/algorithms.md shows"
+        )
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
@@ -198,21 +230,96 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog=PROGRAM,
-        usage=f"mpiexec -n P {PROGRAM} [A.npy B.npy] [-o C.npy] [options]",
-        description="Multiply matrices on all ranks of the job: C = alpha · op(A) @ op(B) + beta · C0. Without files, "
-        "multiply generated matrices and verify the result.",
-        add_help=False,
-        allow_abbrev=False,
+EPILOG = """\
+examples:
+  mpiexec -n 4 rma-mm run                                       multiply two random matrices, and verify
+  mpiexec -n 4 rma-mm run A.npy B.npy -o C.npy --verify         multiply two files into a third one
+  mpiexec -n 4 rma-mm run data.h5::/A 'B.npy[0:9, :]' -o C.zarr    a matrix in HDF5, a part of one, and Zarr
+  mpiexec -n 4 rma-mm run --shape 4000,300,9000 --explain       why an algorithm was chosen
+  rma-mm run --list                                             names for --algorithm
+
+exit codes:
+  0  done
+  1  failed at run time
+  2  wrong arguments or input
+  4  the result failed verification
+
+`python -m rma_mm run` is the same command."""
+
+
+def parser() -> Parser:
+    """Return the parser of this command."""
+    made = Parser(
+        PROGRAM, f"mpiexec -n P {PROGRAM} [A.npy B.npy] [-o C.npy] [options]",
+        "Multiply matrices on all ranks of the job: C = alpha · op(A) @ op(B) + beta · C0. Without files, multiply "
+        "generated matrices and verify the result.", EPILOG,
     )
-    add = parser.add_argument
+    _add_files(made.group("files"))
+    _add_problem(made.group("the product"))
+    _add_method(made.group("how it is multiplied"))
+    _add_reports(made.group("what is printed and written"))
+    return made
+
+
+def _add_files(add: Any) -> None:
     add("files", nargs="*", metavar="A.npy B.npy", help="the operands: files of matrices or batches")
     add("-o", "--output", metavar="C.npy", help="file of the result")
-    _add_files(add)
-    _add_problem(add)
-    _add_method(add)
+    add("--format", metavar="NAME", help="format of the files, if their suffixes do not tell it, as h5 or zarr")
+    add("--allow-external", action="store_true", help="read files that the operands' files refer to: HDF5's "
+        "external data and virtual datasets, links in a Zarr store, tensors in other folders")
+    add("--chunks", type=extents, metavar="R,C", help="rows and columns of a chunk of C")
+    add("--shards", type=extents, metavar="R,C", help="rows and columns of a file of chunks of C")
+    add("--compress", choices=["zstd", "none"], help="compression of C's chunks")
+    add("--resume", action="store_true", help="continue an interrupted job from the blocks it has written")
+
+
+def _add_problem(add: Any) -> None:
+    """Add the flags of the product."""
+    add("--shape", type=shape, metavar="M,N,K", help="size of generated matrices (2048,2048,2048), or of batches: "
+        "BATCH,M,N,K")
+    add("--dtype", type=dtype, metavar="T", help="type of generated matrices (float32); bfloat16 for files that hold "
+        "|V2")
+    add("--compute-dtype", type=dtype, metavar="T", help="element type of the product (by NumPy's rules)")
+    add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="operations that replace + and ×")
+    add("--transpose-a", action="store_true", help="transpose A")
+    add("--transpose-b", action="store_true", help="transpose B")
+    add("--conjugate-a", action="store_true", help="conjugate A")
+    add("--conjugate-b", action="store_true", help="conjugate B")
+    add("--symmetric", action="store_true", help="C and C0 are symmetric, so multiply half of C; implied if one "
+        "file is given twice and transposed once")
+    add("--alpha", type=scalar, default=1, metavar="X", help="factor of the product, a Python number (1)")
+    add("--beta", type=scalar, default=0, metavar="X", help="factor of C0 (0); needs --c")
+    add("--c", metavar="C0.npy", help="the matrix C0")
+    add("--bias", metavar="b.npy", help="vector added to C; needs --bias-per")
+    add("--bias-per", choices=SIDES, help="the bias has one value for each column, or for each row, of C")
+    add("--activation", choices=list(ACTIVATIONS), help="function applied to C at the end; gelu is the exact form, "
+        "with erf")
+    add("--result-dtype", type=dtype, metavar="T", help="element type of the stored C, rounded once")
+    add("--seed", type=count(0), default=0, metavar="S", help="seed of generated matrices (0)")
+
+
+def _add_method(add: Any) -> None:
+    """Add the flags of the method."""
+    add("--mesh", type=mesh, metavar="2x3[x2]", help="ranks along each axis (chosen)")
+    add("--algorithm", default="auto", metavar="NAME", help="a name from --list, or NAME:FORM (auto)")
+    add("--algorithms", metavar="FILE.py", help="run a Python file first that registers your own algorithms")
+    add("--prefer", choices=PREFERENCES, help="two-sided: exclude gets and accumulates (RMA_MM_PREFER, auto)")
+    for name in "abc":
+        add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j or \"P('i', 'j')\"")
+    add("--memory-limit", type=size, metavar="2GiB", help="memory of a rank for operands, result and scratch")
+    *names, last = FLAVOURS
+    known = f"{', '.join(names)} or {last} (RMA_MM_WINDOW, {DEFAULT.name})"
+    add("--window", metavar="NAME", help=f"way to expose memory: {known}")
+    add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
+    add("--threads", type=count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
+    add("--speeds", type=speeds, metavar="4,2,1", help="relative speed of each rank, by which work is divided (as "
+        "calibrated)")
+    add("--timeout", type=timeout, metavar="SECONDS", help="end the job if a rank stands still for this long "
+        f"({TIMEOUT}, {USUAL:g})")
+
+
+def _add_reports(add: Any) -> None:
+    """Add the flags of what is measured, checked and reported."""
     add("--repeat", type=count(1, MOST_TIMES), default=1, metavar="N", help="timed products (1)")
     add("--warmup", type=count(0, MOST_TIMES), metavar="N", help="untimed products before these (1; 0 if operands "
         "stay in files)")
@@ -235,149 +342,3 @@ def _parser() -> Parser:
     add("--quiet", action="store_true", help="print nothing on success")
     add("--verbose", action="store_true", help="also report which errors the check would find")
     add("-h", "--help", action="store_true", help="print this help")
-    return parser
-
-
-def _add_files(add: Any) -> None:
-    """Add the flags of file formats."""
-    add("--format", metavar="NAME", help="format of the files, if their suffixes do not tell it, as h5 or zarr")
-    add("--allow-external", action="store_true", help="read files that the operands' files refer to: HDF5's "
-        "external data and virtual datasets, links in a Zarr store, tensors in other folders")
-    add("--chunks", type=extents, metavar="R,C", help="rows and columns of a chunk of C")
-    add("--shards", type=extents, metavar="R,C", help="rows and columns of a file of chunks of C")
-    add("--compress", choices=["zstd", "none"], help="compression of C's chunks")
-
-
-def _add_problem(add: Any) -> None:
-    """Add the flags of the product."""
-    add("--shape", type=shape, metavar="M,N,K", help="size of generated matrices (2048,2048,2048), or of batches: "
-        "BATCH,M,N,K")
-    add("--dtype", type=dtype, metavar="T", help="type of generated matrices (float32); bfloat16 for files that hold "
-        "|V2")
-    add("--compute-dtype", type=dtype, metavar="T", help="element type of the product (by NumPy's rules)")
-    add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="operations that replace + and ×")
-    add("--transpose-a", action="store_true", help="transpose A")
-    add("--transpose-b", action="store_true", help="transpose B")
-    add("--conjugate-a", action="store_true", help="conjugate A")
-    add("--conjugate-b", action="store_true", help="conjugate B")
-    add("--symmetric", action="store_true", help="C and C0 are symmetric, so multiply half of C; implied if one "
-        "file is given twice and transposed once")
-    add("--alpha", type=_scalar, default=1, metavar="X", help="factor of the product, a Python number (1)")
-    add("--beta", type=_scalar, default=0, metavar="X", help="factor of C0 (0); needs --c")
-    add("--c", metavar="C0.npy", help="the matrix C0")
-    add("--bias", metavar="b.npy", help="vector added to C; needs --bias-per")
-    add("--bias-per", choices=SIDES, help="the bias has one value for each column, or for each row, of C")
-    add("--activation", choices=list(ACTIVATIONS), help="function applied to C at the end; gelu is the exact form, "
-        "with erf")
-    add("--result-dtype", type=dtype, metavar="T", help="element type of the stored C, rounded once")
-    add("--seed", type=count(0), default=0, metavar="S", help="seed of generated matrices (0)")
-
-
-def _add_method(add: Any) -> None:
-    """Add the flags of the method."""
-    add("--mesh", type=mesh, metavar="2x3[x2]", help="ranks along each axis (chosen)")
-    add("--algorithm", default="auto", metavar="NAME", help="a name from --list, or NAME:FORM (auto)")
-    add("--prefer", choices=PREFERENCES, help="two-sided: exclude gets and accumulates (RMA_MM_PREFER, auto)")
-    for name in "abc":
-        add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j or \"P('i', 'j')\"")
-    add("--memory-limit", type=size, metavar="2GiB", help="memory of a rank for operands, result and scratch")
-    add("--resume", action="store_true", help="continue an interrupted job from the blocks it has written")
-    *names, last = FLAVOURS
-    known = f"{', '.join(names)} or {last} (RMA_MM_WINDOW, {DEFAULT.name})"
-    add("--window", metavar="NAME", help=f"way to expose memory: {known}")
-    add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
-    add("--threads", type=count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
-    add("--speeds", type=speeds, metavar="4,2,1", help="relative speed of each rank, by which work is divided (as "
-        "calibrated)")
-    add("--timeout", type=timeout, metavar="SECONDS", help="end the job if a rank stands still for this long "
-        f"({TIMEOUT}, {USUAL:g})")
-
-
-# -- what a flag takes: text in, a value out, or ArgumentTypeError with the rule -------------------
-
-
-def count(least: int, most: int = MOST) -> Callable[[str], int]:
-    return lambda text: _whole(text, least, most, f"a whole number of at least {least}")
-
-
-def _whole(text: str, least: int, most: int, rule: str, within: str | None = None) -> int:
-    """A whole number, alone or `within` several. Raises ArgumentTypeError, which says the rule and the limits."""
-    if not text.strip().isdecimal() or (len(text) < DIGITS and int(text) < least):
-        raise argparse.ArgumentTypeError(f"got {quoted(text if within is None else within)}; needs {rule}")
-    if len(text) >= DIGITS or int(text) > most:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}; must be at most {most}")
-    return int(text)
-
-
-def shape(text: str) -> tuple[int, ...]:
-    """M, N and K; of batches their extents first."""
-    rule = "three whole numbers M,N,K, as 100,200,300, or for batches BATCH,M,N,K, as 12,512,64,512"
-    words = text.split(",")
-    if len(words) < 3:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs {rule}")
-    return tuple(_whole(word, 0, MOST, rule, text) for word in words)
-
-
-def extents(text: str) -> tuple[int, int]:
-    rule = "two whole numbers of at least 1, as 1024,1024"
-    words = text.split(",")
-    if len(words) != 2:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs {rule}")
-    rows, cols = (_whole(word, 1, MOST, rule, text) for word in words)
-    return rows, cols
-
-
-def mesh(text: str) -> tuple[int, ...]:
-    rule = f"one to {len(AXIS_NAMES)} sizes, as 4, 2x3 or 2x3x2"
-    words = text.split("x")
-    if not 1 <= len(words) <= len(AXIS_NAMES):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs {rule}")
-    return tuple(_whole(word, 1, MOST_RANKS, rule, text) for word in words)
-
-
-def speeds(text: str) -> tuple[float, ...]:
-    rule = "it takes a number for each rank, above 0, as 4,2,1"
-    try:
-        found = tuple(map(float, text.split(",")))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, {rule}") from None
-    if speeds_problem(found):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, {rule}")
-    return found
-
-
-def timeout(text: str) -> float:
-    """Return the seconds for which a rank may make no progress."""
-    try:
-        return timeout_of(text, {})
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("timeout: ")) from None
-
-
-def dtype(text: str) -> str:
-    """Return the name of an element type."""
-    try:
-        return parse_dtype(text).name
-    except RmaError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _scalar(text: str) -> complex:
-    """Return the number as int, float or complex, whichever holds it exactly."""
-    for kind in (int, float, complex):
-        try:
-            number: complex = kind(text)
-            complex(number)
-        except ValueError:
-            continue
-        except OverflowError:
-            raise argparse.ArgumentTypeError(f"got {quoted(text)}; must be at most 1.8e308") from None
-        return number
-    raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs a Python number, as 2, -0.5 or -1-2j")
-
-
-def size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}; {error}") from None

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rma_mm.command.arguments import RunOptions
-from rma_mm.command.bias import reread_bias
+from rma_mm.command.jobs.bias import reread_bias
+from rma_mm.command.options.run import RunOptions
 from rma_mm.errors import FileFormatError
 from rma_mm.geometry.span import Region
 from rma_mm.kernels.epilogue.epilogue import Epilogue

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rma_mm.command.arguments import DEFAULT_DTYPE, RunOptions
 from rma_mm.command.frame import DONE, Frame
-from rma_mm.command.report import check_report, write_json
+from rma_mm.command.jobs.report import check_report, write_json
+from rma_mm.command.options.run import DEFAULT_DTYPE, RunOptions
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.elements.semiring import PLUS_TIMES
 from rma_mm.errors import OptionError, RmaError, VerificationError

@@ -1,0 +1,1 @@
+"""The job of `rma-mm run`: reading, multiplying, checking, writing, reporting."""
