@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from rma_mm.elements.reduction import ADDABLE, REDUCTIONS, Reduction
-from rma_mm.errors import WindowError
+from rma_mm.errors import WindowError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def find_flavour(name: object) -> Flavour:
     """Return the flavour called `name`. Raises WindowError listing the names."""
     found = FLAVOURS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise WindowError(f"window: got {name!r}; there are {', '.join(FLAVOURS)}")
+        raise WindowError(f"window: got {name!r}; {nearest(name, FLAVOURS)}there are {', '.join(FLAVOURS)}")
     return found
 
 

@@ -143,6 +143,7 @@ def job_environment(variables: Mapping[str, str], controlled: Sequence[str] = ()
         **clean_environment(controlled),
         "PYTHONFAULTHANDLER": "1",
         **SLEEPY,
+        "RMA_MM_PROGRESS": "off",  # standard error holds errors alone, however slow the machine is
         **variables,
         MARKER: uuid.uuid4().hex,
     }

@@ -13,6 +13,7 @@ import numpy as np
 
 from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.options.calibrate import TO_PARTS, CalibrateOptions
+from rma_mm.command.progress import ProgressReport
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
 from rma_mm.errors import FileFormatError, RmaError, display_path
 from rma_mm.flavours import DEFAULT
@@ -41,10 +42,14 @@ def run(options: CalibrateOptions, frame: Frame) -> int:
         where = _ranks(mesh.size, mesh.threads, mesh.num_nodes)
         frame.say(f"measuring for about {options.seconds:g} s on {where}")
         products = tuple((dtype.name, "blas") for dtype in BLAS_TYPES)
-        found = run_calibration(
-            comm, site, Wanted(products, options.flavours, thorough=True), TO_PARTS * options.seconds
-        )
-        machine, factors = tried(mesh, found.machine, (1 - TO_PARTS) * options.seconds)
+        progress = ProgressReport(options.progress, comm.rank == 0)
+        with progress.stage(f"measuring for about {options.seconds:g} s"):
+            found = run_calibration(
+                comm, site, Wanted(products, options.flavours, thorough=True), TO_PARTS * options.seconds
+            )
+        with progress.stage("multiplying, to which the figures are fitted"):
+            machine, factors = tried(mesh, found.machine, (1 - TO_PARTS) * options.seconds)
+        progress.close()
         frame.has_begun = True
         with agreed(comm):
             if comm.rank == 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.errors import DtypeError
+from rma_mm.errors import DtypeError, nearest
 
 try:
     from ml_dtypes import bfloat16 as _bfloat16
@@ -63,7 +63,8 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     for dtype in SUPPORTED:
         if dtype.name == text.strip().lower():
             return dtype
-    raise DtypeError(f"dtype {text!r} is not an element type; use one of {supported_names()}")
+    hint = nearest(text, [dtype.name for dtype in SUPPORTED])
+    raise DtypeError(f"dtype {text!r} is not an element type; {hint}use one of {supported_names()}")
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:

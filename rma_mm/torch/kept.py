@@ -84,6 +84,11 @@ class KeptTensors:
                     slot.matrix = None
         return matrix
 
+    def layout_of(self, tensor: Tensor) -> Layout | None:
+        """Return the placement of the matrix of the mesh whose tile this is; None for other tensors. Local."""
+        matrix = self.find(tensor) if isinstance(tensor, Tensor) else None
+        return None if matrix is None else matrix.layout
+
     def find(self, tensor: Tensor, layout: Layout | None = None) -> DistMatrix | None:
         """Return the matrix of this rank's tile, placed as `layout` says (None: in any placement). Local."""
         if tensor.is_conj() or tensor.is_neg():

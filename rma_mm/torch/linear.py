@@ -18,7 +18,9 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.torch.products import empty, multiplied
+from rma_mm.torch import operation
+from rma_mm.torch.derivatives import KEEPS_SUMS
+from rma_mm.torch.products import KeptProducts, empty, multiplied, request_of
 from rma_mm.torch.tensors import TYPES, check_mesh
 
 NAMED = ("column", "row")  # placements that have a name
@@ -111,17 +113,32 @@ class Linear(torch.nn.Module):
             self.bias = torch.nn.Parameter(torch.empty(self.regions["bias"].shape, dtype=dtype))
         else:
             self.register_parameter("bias", None)
+        self._number()
         self.reset_parameters()
+
+    def _number(self) -> None:
+        """Give the layer's products numbers, by which compiled code calls them: without gradients, and with. Local."""
+        kept, places = KeptProducts.of(self.mesh), self.layouts
+        self._numbers = [
+            operation.number_of(kept, request_of(
+                self.mesh.grid, places.x, places.weight, places.y, True, self.bias is not None, self.activation,
+                is_trained and self.activation in KEEPS_SUMS,
+            ))
+            for is_trained in (False, True)
+        ]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._number()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Begin anew, by random numbers of rank 0's generator: as torch.nn.Linear would there. Collective.
 
-        Every rank whose generator stood where rank 0's did goes on where rank 0's does: what they draw later is equal,
-        too.
+        Afterwards the generators of all ranks are alike: what they draw later is equal, too.
         """
-        comm, random, own_state = self.mesh.comm, torch.Generator(), torch.get_rng_state()
-        first = torch.from_numpy(comm.bcast(own_state.numpy() if comm.rank == 0 else None))
+        comm, random = self.mesh.comm, torch.Generator()
+        first = torch.from_numpy(comm.bcast(torch.get_rng_state().numpy() if comm.rank == 0 else None))
         random.set_state(first)
         fan = max(1, self.in_features)
         gain = calculate_gain("leaky_relu", sqrt(5))
@@ -136,8 +153,7 @@ class Linear(torch.nn.Module):
                 drawn.uniform_(-bounds[name], bounds[name], generator=random)
                 mine = region & block
                 own[region.locate(mine).selector()] = drawn[block.locate(mine).selector()]
-        if torch.equal(first, own_state):
-            torch.set_rng_state(random.get_state())
+        torch.set_rng_state(random.get_state())
 
     @property
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -145,13 +161,42 @@ class Linear(torch.nn.Module):
         shapes: dict[str, tuple[int, ...]] = {"weight": (self.out_features, self.in_features)}
         return shapes | ({} if self.bias is None else {"bias": (self.out_features,)})
 
+    def rows(self, n: int) -> slice:
+        """Return this rank's rows of a batch of n rows, as `layer(x[layer.rows(n)])` takes them.
+
+        Local.
+
+        Parameters
+        ----------
+        n : int
+            Rows of the whole batch.
+
+        Returns
+        -------
+        slice
+            The rows.
+
+        Raises
+        ------
+        LayoutError
+            If they are not contiguous in the layout of x.
+        """
+        found = self.layouts.x.region((n, self.in_features), self.mesh.grid, self.mesh.rank)[0]
+        if not found.is_contiguous:
+            raise LayoutError(f"rows: x is placed as {self.layouts.x}, which gives a rank rows that are not contiguous")
+        return found.as_slice()
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's tile of y, for its tile of x; dimensions before the last fold into rows. Collective."""
         rows = x.flatten(0, -2) if isinstance(x, torch.Tensor) and x.dim() > 2 else x
-        y = multiplied(
-            self.mesh, rows, self.weight, self.bias, self.layouts.x, self.layouts.weight, self.layouts.y, True,
-            self.activation,
-        )
+        number = self._numbers[torch.is_grad_enabled()] if torch.compiler.is_compiling() else None
+        if number is not None:
+            y = operation.multiply(rows, self.weight, self.bias, number)[0]
+        else:
+            y = multiplied(
+                self.mesh, rows, self.weight, self.bias, self.layouts.x, self.layouts.weight, self.layouts.y, True,
+                self.activation,
+            )
         return y if rows is x else y.reshape(*x.shape[:-1], y.shape[-1])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:

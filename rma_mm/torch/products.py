@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.runtime.execution.operands import flag
-from rma_mm.runtime.matrices.arguments import in_order
+from rma_mm.runtime.matrices.arguments import checksum, default_layout, in_order
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.agreement import Ballot, digest, in_words, require_alike
@@ -27,7 +28,7 @@ from rma_mm.torch.kept import KeptTensors
 from rma_mm.torch.pool import SLOTS, ResultPool, ResultSlot, free_slots, taken
 from rma_mm.torch.product import LinearRequest, TorchProduct, gradient_layout
 from rma_mm.torch.recent import RecentCalls
-from rma_mm.torch.tensors import TYPES, check_mesh, check_tensor, tensor_of, whole_shape
+from rma_mm.torch.tensors import TYPES, array_of, check_mesh, check_tensor, tensor_of, whole_shape
 
 PRODUCTS = 64  # kinds of products that are kept for a mesh, with the scratch memory of their plans
 GRADIENTS = ("x", "w", "bias")
@@ -35,7 +36,7 @@ NONE = (False, False, False)  # where no gradient is wanted
 
 
 def mm(
-    x: Tensor, w: Tensor, mesh: Mesh, x_layout: str | Layout, w_layout: str | Layout,
+    x: Tensor, w: Tensor, mesh: Mesh, x_layout: str | Layout | None = None, w_layout: str | Layout | None = None,
     layout: str | Layout | None = None, transpose_w: bool = False,
 ) -> Tensor:
     """Return the product y = x @ w, or x @ w.T, of which each rank passes and gets its tile; differentiable.
@@ -50,8 +51,8 @@ def mm(
         This rank's tile of a matrix (k, n), or (n, k) if `transpose_w`, of the same type.
     mesh : Mesh
         The ranks.
-    x_layout, w_layout : str or Layout
-        Placements of x and w.
+    x_layout, w_layout : str or Layout, optional
+        Placements of x and w. By default those of the matrices whose tiles they are (results, `empty`), else blocks.
     layout : str or Layout, optional
         Placement of y; by default the plan chooses it (see `matrix_of`).
     transpose_w : bool
@@ -76,6 +77,12 @@ def mm(
     replicated y every rank must pass the same one. That of a summand is the gradient of the sum. With create_graph=True
     gradients can be differentiated again.
     """
+    if x_layout is None or w_layout is None:
+        tensors, blocks = KeptTensors.of(mesh), default_layout(mesh)
+        x_layout, w_layout = (
+            place if place is not None else tensors.layout_of(each) or blocks
+            for place, each in ((x_layout, x), (w_layout, w))
+        )
     return multiplied(mesh, x, w, None, x_layout, w_layout, layout, transpose_w, None)
 
 
@@ -92,19 +99,20 @@ def multiplied(
             if not isinstance(place, str | Layout) and (name != "layout" or place is not None):
                 raise LayoutError(f"{name}: got {place!r}; write text as \"P('i', 'j')\", or pass a Layout")
         options = bias is not None, activation, is_trained and activation in KEEPS_SUMS
-        asked = _request(mesh.grid, x_layout, w_layout, layout, flag("transpose_w", transpose_w), *options)
+        asked = request_of(mesh.grid, x_layout, w_layout, layout, flag("transpose_w", transpose_w), *options)
     except RmaError as error:  # the others must hear of it
         asked = error
     y: Tensor
-    if is_trained:
-        y = _Multiply.apply(x, w, bias, kept, asked)
-    else:
-        _, _, (y,) = kept.multiply(asked, given, NONE)
+    with torch.profiler.record_function("rma_mm::multiply"):
+        if is_trained:
+            y = _Multiply.apply(x, w, bias, kept, asked)
+        else:
+            _, _, (y,) = kept.multiply(asked, given, NONE)
     return y
 
 
 @lru_cache(maxsize=256)
-def _request(
+def request_of(
     mesh: MeshShape, x_layout: str | Layout, w_layout: str | Layout, layout: str | Layout | None, transpose_w: bool,
     has_bias: bool, activation: str | None, keeps_sums: bool,
 ) -> LinearRequest:
@@ -231,7 +239,7 @@ class KeptProducts:
         wants: of which of them a gradient is wanted. The ballot that opens the plan's execution is the only one where
         all ranks know all of it from before.
         """
-        product, a, b = self._known(asked, tensors)
+        product, a, b = self.known(asked, tensors)
         pools: list[ResultPool] = []
         told: tuple[int, ...] = ()
         value = 0
@@ -253,7 +261,7 @@ class KeptProducts:
         product.y(a, b, tensors[2], slots[0].matrix, opened if told else None)
         return product, (a, b), shown
 
-    def _known(
+    def known(
         self, asked: LinearRequest | RmaError, tensors: Sequence[Any]
     ) -> tuple[TorchProduct | None, DistMatrix | None, DistMatrix | None]:
         """Return this rank's knowledge of such tensors; nothing if they are not what they should be."""
@@ -293,6 +301,7 @@ class KeptProducts:
             places.append(matrix if is_common else self.tensors.expose(tensor, product.shapes[n], layout))
         a, b = places
         assert a is not None and b is not None
+        _warn_of_equal_tiles(self.mesh, asked.x_layout, product.shapes[0], tensors[0])
         product.plan("y", a, b)
         self._check_bias(product, [shapes[2] for shapes, _ in everyone])
         self.by_tiles[_by_tiles(asked, tensors)] = product.key
@@ -369,6 +378,29 @@ class KeptProducts:
             product.gradient(what, matrix, *matrices, slot.matrix, opened if opens else None)
             found[GRADIENTS.index(what)], opens = shown, False
         return found
+
+
+def _warn_of_equal_tiles(mesh: Mesh, layout: Layout, shape: Shape, x: Tensor) -> None:
+    """Warn on rank 0 if ranks that hold different rows of x passed the same numbers: each the whole batch.
+
+    Collective. Tiles of a single number do not count.
+    """
+    grid = layout.mesh(mesh.grid)
+    mine = layout.region(shape, mesh.grid, mesh.rank)
+    is_varied = bool(mine) and x.numel() > 1 and bool((x != x.reshape(-1)[0]).any())
+    print_ = checksum(array_of(x.contiguous())) if is_varied else ""
+    everyone = mesh.comm.allgather((str(mine[0]), str(mine[1]), print_))
+    by_content: dict[tuple[str, str], set[str]] = {}
+    for rows, columns, content in everyone[: grid.size]:
+        if content:
+            by_content.setdefault((columns, content), set()).add(rows)
+    most = max(map(len, by_content.values()), default=0)
+    if mesh.rank == 0 and most > 1:
+        warnings.warn(
+            f"x: {most} ranks passed the same numbers as different rows of a matrix of {shape[0]} rows; each rank "
+            f"passes its own rows, as x[layer.rows(len(x))], or names an x_layout that replicates them",
+            stacklevel=5,
+        )
 
 
 def _filled(slot: ResultSlot, product: TorchProduct, dy: Tensor, seen: Tensor | None) -> DistMatrix:

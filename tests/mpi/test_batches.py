@@ -84,7 +84,7 @@ def test_the_command_conjugates_batches(tmp_path):
     assert done.returncode == 0, done.stderr
     assert np.array_equal(np.load(files[2]), a.conj() @ b)
     known = set(re.findall(r"\b(?:o|options)\.(\w+)", inspect.getsource(batch_job)))
-    elsewhere = {"help", "verbose", "list", "list_windows", "verify", "allow_external"}
+    elsewhere = {"help", "verbose", "list", "list_windows", "verify", "allow_external", "algorithms"}
     elsewhere.add("beta")  # it needs c, which is refused
     assert {*vars(parse([]))} <= {*known, *batch_job.UNUSED, *elsewhere}
 

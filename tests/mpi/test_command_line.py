@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -297,28 +294,6 @@ def is_rank(pid: int) -> bool:
     """Whether a process of the job is a rank and not mpiexec, or a proxy of it, which names the ranks' command."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return b"rma_mm.run" in words and b"-n" not in words
-
-
-def test_progress_on_a_terminal(tmp_path: Path) -> None:
-    """A bar on standard error where that is a terminal; nothing of it otherwise (all tests above)."""
-    from rma_mm.command.jobs.report import progress_bar
-
-    leader, follower = pty.openpty()
-    termios.tcsetwinsize(follower, (24, 80))  # a bar needs columns
-    code = (
-        "import time; from rma_mm.command.jobs import report; report.BAR_DELAY = 0\n"
-        "with report.progress_bar('product', True, [], lambda: 3 << 20) as show:\n"
-        "    for done in range(5): time.sleep(0.06); show(done, 4)"
-    )
-    with os.fdopen(follower, "wb") as terminal:
-        subprocess.run([sys.executable, "-c", code], stderr=terminal, env=job_environment({}), check=True, timeout=60)
-        assert select.select([leader], [], [], 5)[0], "nothing was drawn"
-        text = os.read(leader, 10000).decode()
-    os.close(leader)
-    assert "product" in text
-    assert "%" in text and "3 MiB written" in text
-    with progress_bar("product", False) as show:
-        assert show is None
 
 
 def test_one_json_value_is_never_nan() -> None:

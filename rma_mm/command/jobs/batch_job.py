@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.jobs.report import check_report, write_json
 from rma_mm.command.options.run import DEFAULT_DTYPE, RunOptions
+from rma_mm.command.progress import ProgressReport
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.elements.semiring import PLUS_TIMES
 from rma_mm.errors import OptionError, RmaError, VerificationError
@@ -67,22 +69,31 @@ class BatchJob:
         """The exit code, the same on every rank. Raises RmaError on all: VerificationError for a wrong result."""
         o, comm = self.options, self.frame.comm
         operands = self._checked(comm)
-        with Mesh(o.mesh or (comm.size,), comm, window=o.window, threads=o.threads, timeout=o.timeout) as mesh:
+        progress = ProgressReport(o.progress, comm.rank == 0 and not o.quiet)
+        with (
+            closing(progress),
+            Mesh(o.mesh or (comm.size,), comm, window=o.window, threads=o.threads, timeout=o.timeout) as mesh,
+        ):
             set_threads(mesh.threads)
-            plan = self._plan(mesh, operands)
+            with progress.stage("planning"):
+                plan = self._plan(mesh, operands)
             if comm.rank == 0 and (o.dry_run or o.explain) and not o.quiet:
                 self.frame.say(plan.explain() if o.explain else str(plan))
             if o.dry_run:
                 return DONE
             require_free(comm, mesh.node_of, plan.peak_bytes if mesh.is_member else 0)
-            a, b = (self._operand(mesh, plan, name, x) for name, x in zip("AB", operands, strict=True))
+            with progress.stage("reading A and B" if o.files else "generating A and B"):
+                a, b = (self._operand(mesh, plan, name, x) for name, x in zip("AB", operands, strict=True))
             c = DistArray.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
-            seconds = self._execute(plan, a, b, c)
-            verdict = self._is_right(a, b, c) if o.is_checked else None
+            with progress.stage("multiplying"):
+                seconds = self._execute(plan, a, b, c)
+            with progress.stage("checking the result"):
+                verdict = self._is_right(a, b, c) if o.is_checked else None
             if verdict is False:
                 raise VerificationError("the result is wrong: C · x differs from A · (B · x) for a random vector x")
             if o.output is not None:
-                c.save(o.output, format=o.format)
+                with progress.stage("writing C"):
+                    c.save(o.output, format=o.format)
             self._report(plan, seconds, verdict)
         return DONE
 

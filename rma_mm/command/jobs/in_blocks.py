@@ -14,7 +14,7 @@ import numpy as np
 from rma_mm.command.frame import DONE
 from rma_mm.command.jobs.bias import reread_bias
 from rma_mm.command.jobs.job import Job
-from rma_mm.command.jobs.report import Streamed, gather_facts, progress_bar
+from rma_mm.command.jobs.report import Streamed, gather_facts, read_so_far
 from rma_mm.errors import FileFormatError, OptionError, RmaError, VerificationError
 from rma_mm.runtime.execution.executor import Progress
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
@@ -75,8 +75,10 @@ class InBlocks:
         self.job.frame.interruption.losing = o.output
         output = self._output(how, given, begun)
         with output.removed_by_errors() if begun is None else nullcontext():
-            product = self._product(begun, output.unit)
+            with self.job.progress.stage("planning"):
+                product = self._product(begun, output.unit)
             self._show(product)
+            self.job.show_plan(product.first, self.mesh, self.shape)
             if begun is None and is_resumable(o.output, how):
                 self._keep(output, product)
         if not is_resumable(o.output, how):
@@ -90,8 +92,8 @@ class InBlocks:
         try:
             self.done = self._whole(product, output)
             resumed, left = len(self.done), [number for number in range(len(blocks)) if number not in self.done]
-            title, wanted = f"{len(left)} blocks", self.comm.rank == 0 and not o.quiet
-            with progress_bar(title, wanted, [product], lambda: self.nbytes) as progress:
+            title = f"{len(left)} blocks"
+            with self.job.progress.stage(title, lambda: read_so_far([product], lambda: self.nbytes)) as progress:
                 whole, done = sum(blocks[number].size for number in left), 0
                 for number in left:
                     part = blocks[number].size
@@ -100,7 +102,8 @@ class InBlocks:
                     done += part
             seconds = max(self.comm.allgather(time.perf_counter() - start))
             multiplying = self.mesh.metrics.tally.multiplying - multiplying
-            verdict = self._verdict(product, output) if o.is_checked else None
+            with self.job.progress.stage("checking the result"):
+                verdict = self._verdict(product, output) if o.is_checked else None
             self.job.require_unchanged()
         except RmaError as error:
             if not self.has_journal:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,14 @@ from rma_mm.command.jobs.report import (
     Transferred,
     check_report,
     gather_facts,
+    in_bytes,
     is_page,
-    progress_bar,
+    plan_lines,
+    read_so_far,
     write_json,
 )
 from rma_mm.command.options.run import DEFAULT_DTYPE, RunOptions
+from rma_mm.command.progress import ProgressReport
 from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, MemoryLimitError, RmaError, ShapeError, VerificationError, display_path
@@ -73,6 +77,10 @@ class Job:
     predicted: list[Record] = field(default_factory=list)
     """Timeline predicted for each rank, on rank 0, if a timeline is wanted."""
     trace: Trace | None = None  # trace of this rank, if a timeline is wanted
+    progress: ProgressReport = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.progress = ProgressReport(self.options.progress, self.comm.rank == 0 and not self.options.quiet)
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -83,6 +91,7 @@ class Job:
         """The exit code, the same on every rank. Raises RmaError on all: VerificationError for a wrong result."""
         try:
             with ExitStack() as open_things:
+                open_things.callback(self.progress.close)
                 return self._multiply(open_things)
         except RmaError:
             if self.output and self.comm.rank == 0:
@@ -94,14 +103,16 @@ class Job:
         self._read_headers()
         shape = self._shape()
         dtype = self._made_dtype()
-        grid = o.mesh or best_grid(self.comm, shape, dtype, o.algorithm, o.threads, o.prefer, o.speeds)
+        with self.progress.stage("planning"):
+            grid = o.mesh or best_grid(self.comm, shape, dtype, o.algorithm, o.threads, o.prefer, o.speeds)
         mesh = Mesh(grid, self.comm, window=o.window, threads=o.threads, speeds=o.speeds, timeout=o.timeout)
         open_things.enter_context(mesh)
         mesh.when_lost = self.frame.interruption.when_lost
         open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
         set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other
         try:
-            plan = None if o.resume else self._plan(mesh, shape)
+            with self.progress.stage("planning"):
+                plan = None if o.resume else self._plan(mesh, shape)
         except MemoryLimitError:  # the same on every rank
             if not {"A", "B"} <= self.files.keys() or o.output is None or o.layout_a or o.layout_b or o.layout_c:
                 raise
@@ -118,16 +129,22 @@ class Job:
         self._open_output(plan)
         if o.metrics is not None:
             mesh.metrics.write(o.metrics)
+        self.show_plan(plan, mesh, shape)
         loaded = [x for name, x in self.files.items() if name == "C" or plan.choice.operands[name].chunks is None]
-        with self.moved["read"].timed(prod(x.shape) * x.dtype.itemsize for x in loaded):
+        sizes = [prod(x.shape) * x.dtype.itemsize for x in loaded]
+        title = f"reading {in_bytes(sum(sizes))}" if sizes else "generating A and B"
+        with self.moved["read"].timed(sizes), self.progress.stage(title):
             a, b, before = self._operands(mesh, plan, shape)
         c = DistMatrix.empty(plan.c_shape, mesh, plan.layouts["C"], plan.c_dtype)
         self.frame.has_begun = True
         seconds = self._execute(plan, a, b, c, before)
-        with self.moved["written"].timed([prod(c.shape) * c.dtype.itemsize] if self.output else []):
+        size = prod(c.shape) * c.dtype.itemsize
+        title = f"writing {in_bytes(size)}"
+        with self.moved["written"].timed([size] if self.output else []), self.progress.stage(title):
             self._write(c)
         made = {"A": a, "B": b, "C": c}
-        verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
+        with self.progress.stage("checking the result"):
+            verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
         self.require_unchanged()
         self.predicted = predicted_run(plan) if self.trace and self.comm.rank == 0 else []
         if late := late_note(plan.choice, seconds):
@@ -326,7 +343,7 @@ class Job:
             for file in files:
                 file.nbytes, file.seconds = 0, 0.0
             multiplied = plan.mesh.metrics.tally.multiplying
-            with progress_bar(title, self.comm.rank == 0 and not o.quiet, files) as progress:
+            with self.progress.stage(title, partial(read_so_far, files)) as progress:
                 barrier(self.comm)
                 start = time.perf_counter()
                 with self.trace.repetition() if self.trace else nullcontext():
@@ -359,6 +376,11 @@ class Job:
         output, self.output = self.output, None
         output.finish()
         self.frame.interruption.unfinished = self.frame.interruption.losing = ""
+
+    def show_plan(self, plan: Plan, mesh: Mesh, shape: tuple[int, int, int]) -> None:
+        """Print the plan before the product runs, on rank 0."""
+        if not self.options.quiet and "-" not in (self.options.json, self.options.trace):
+            self.frame.say(*plan_lines(plan, mesh, shape))
 
     def report(self, facts: Facts, is_right: bool, mesh: Mesh) -> None:
         """Write the report on rank 0, and print it if the result is right. Raises FileFormatError on every rank."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ from rma_mm.runtime.verification.check import Verdict
 from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.waiting import barrier
 
-BAR_DELAY = 1.0  # seconds that a product takes before its bar appears
 PROBE_SECONDS = 0.06  # seconds of one measurement of the local BLAS
 PROBES = 4  # number of such measurements: another program may take the cores for a moment
 PROBE_SIZES = (64, 1024)  # rows of the smallest and largest square block it is measured on
@@ -45,33 +43,6 @@ class Read(Protocol):
     @property
     def seconds(self) -> float:
         """Return the seconds that these bytes took."""
-
-
-@contextmanager
-def progress_bar(
-    title: str, wanted: bool, files: Sequence[Read] = (), written: Callable[[], int] | None = None
-) -> Iterator[Callable[[float, float], None] | None]:
-    """A callback (done, total) that draws a bar on standard error; None if that is no terminal, or not `wanted`.
-
-    files: what is read meanwhile, of which the bar says how much this rank has. written: bytes that all ranks wrote.
-    """
-    if not wanted or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-    with tqdm(total=1.0, desc=title, delay=BAR_DELAY, leave=False, bar_format=form, file=sys.stderr) as bar:
-
-        def show(done: float, total: float) -> None:
-            moved = {"read": sum(file.nbytes for file in files)} if files else {}
-            moved |= {"written": written()} if written else {}
-            said = (f"{nbytes / 2**20:.0f} MiB {how}" for how, nbytes in moved.items())
-            bar.set_postfix_str(", ".join(said), refresh=False)
-            if total > 0:
-                bar.update(done / total - bar.n)
-
-        yield show
 
 
 @dataclass
@@ -120,43 +91,62 @@ class Facts:
     """All that is reported of a run, the same on every rank."""
 
     json: dict[str, Any]  # the JSON report
-    why: str  # why the algorithm was chosen
     blas_gflops: float | None  # rate of the local BLAS on all ranks at once, GFLOP/s; None if it was not measured
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """Return the report, a fact on each line; `verbose` adds which errors the check of the result finds."""
+        """Return the result, a fact on each line, as it follows `plan_lines`.
+
+        verbose: True to add which errors the check of the result finds.
+        """
         j = self.json
-        m, n, k = j["shape"]
         seconds = j["seconds"]
         timing = f"{min(seconds):.4g} s"
         if len(seconds) > 1:
             timing += f" (median of {len(seconds)}: {median(seconds):.4g} s)"
         share = f", {100 * j['gflops'] / self.blas_gflops:.0f} % of the local BLAS rate" if self.blas_gflops else ""
         words = j["words"]
-        ranks = f"{j['ranks']} ranks on {j['nodes']} node{'s' * (j['nodes'] > 1)}, mesh {'x'.join(map(str, j['mesh']))}"
         checked = "not requested"
         if j["verified"] is not None:
             most = f"; largest error {j['residual']:.2g} of its tolerance" if j["residual"] else ""
             how = j["verified_how"] if verbose else j["verified_how"].partition("; ")[0]
             checked = f"right: {how}{most}"
         rows = [
-            ("product", f"C({m}, {n}) = A({m}, {k}) @ B({k}, {n}) {SEMIRINGS[j['semiring']].note}in {j['dtype']}"),
-            *([("epilogue", j["epilogue"])] if j["epilogue"] else []),
-            ("ranks", f"{ranks}, {j['threads']} thread{'s' * (j['threads'] > 1)} each"),
-            *([("speeds", f"{', '.join(f'{x:.2f}' for x in j['speeds'])} of their mean")] if j["speeds"] else []),
-            ("algorithm", f"{j['algorithm']}: {self.why}{'' if j['reproducible'] else '; sums have no fixed order'}"),
             *((name, f"{j['layouts'][name]}, {j['movement'][name]}") for name in "ABC"),
             ("by", f"window {j['window']}, kernel {j['kernel']}"),
             ("time", f"{timing}, {j['gflops']:.4g} GF/s{share}"),
             ("moved", f"{words['intra_node']} words in nodes, {words['inter_node']} between, {j['messages']} messages"),
-            *(("files", f"{_bytes(x['bytes'])} {how} in {x['seconds']:.4g} s, {_bytes(int(x['bytes_per_second']))}/s"
-               + (f", {100 * x['hidden']:.0f} % of it behind the product" if "hidden" in x else ""))
-              for how, x in j["files"].items() if x["bytes"]),
-            ("memory", f"{_bytes(j['peak_bytes'])} on the fullest rank"),
+            *(("files", _transfer(how, x)) for how, x in j["files"].items() if x["bytes"]),
+            ("memory", f"{in_bytes(j['peak_bytes'])} on the fullest rank"),
             ("verified", checked),
             *(("instead", text) for text in j["fallbacks"]),
         ]
-        return [f"{name:<10} {text}" for name, text in rows]
+        return in_rows(rows)
+
+
+def plan_lines(plan: Plan, mesh: Mesh, shape: tuple[int, int, int]) -> list[str]:
+    """Return the plan, a fact on each line, as it is printed before the product runs."""
+    m, n, k = shape
+    nodes, grid, speeds = mesh.num_nodes, mesh.grid, plan.choice.request.speeds
+    each = f"{mesh.threads} thread{'s' * (mesh.threads > 1)}"
+    note = SEMIRINGS[plan.spec.semiring.name].note
+    order = "" if plan.reproducible else "; sums have no fixed order"
+    return in_rows([
+        ("product", f"C({m}, {n}) = A({m}, {k}) @ B({k}, {n}) {note}in {plan.c_dtype.name}"),
+        *([("epilogue", plan.epilogue)] if plan.epilogue else []),
+        ("ranks", f"{mesh.size} ranks on {nodes} node{'s' * (nodes > 1)}, mesh {grid}, {each} each"),
+        *([("speeds", f"{', '.join(f'{x:.2f}' for x in speeds)} of their mean")] if speeds else []),
+        ("algorithm", f"{plan.algorithm}: {plan.why}{order}"),
+    ])
+
+
+def _transfer(how: str, moved: Mapping[str, Any]) -> str:
+    """Return in words what was read or written, and how fast."""
+    rate = f"{in_bytes(moved['bytes'])} {how} in {moved['seconds']:.4g} s, {in_bytes(int(moved['bytes_per_second']))}/s"
+    return rate + (f", {100 * moved['hidden']:.0f} % of it behind the product" if "hidden" in moved else "")
+
+
+def in_rows(facts: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{name:<10} {text}" for name, text in facts]
 
 
 def gather_facts(
@@ -210,7 +200,7 @@ def gather_facts(
         "verified_how": None if verdict is None else "; ".join(filter(None, (verdict.how, verdict.odds))),
     }
     rate = blas_rate(mesh, shape, plan.spec.accum_dtype) if measure_blas and plan.spec.semiring == PLUS_TIMES else None
-    return Facts({name: _known(value) for name, value in report.items()}, plan.why, rate)
+    return Facts({name: _known(value) for name, value in report.items()}, rate)
 
 
 def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> float | None:
@@ -262,7 +252,14 @@ def _known(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _bytes(count: int) -> str:
+def read_so_far(files: Sequence[Read], written: Callable[[], int] | None = None) -> str:
+    """Return what this rank has read of files that stay where they are, and all ranks have written, for a report."""
+    moved = {"read": sum(file.nbytes for file in files)} if files else {}
+    moved |= {"written": written()} if written else {}
+    return ", ".join(f"{in_bytes(nbytes)} {how}" for how, nbytes in moved.items())
+
+
+def in_bytes(count: int) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.4g} {unit}"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rma_mm.command.options.parser import MOST_THREADS, Parser, check_plot, count
+from rma_mm.command.options.parser import MOST_THREADS, PROGRESS, Parser, check_plot, count
 from rma_mm.errors import quoted
 from rma_mm.flavours import FLAVOURS
 
@@ -44,6 +44,7 @@ class CalibrateOptions:
     kernels: bool
     show: bool
     forget: bool
+    progress: str | None
     help: bool
 
 
@@ -61,6 +62,7 @@ def parser() -> Parser:
     add("--kernels", action="store_true", help="also compare BLAS with generated code; takes a minute")
     add("--show", action="store_true", help="print the stored figures without measuring")
     add("--forget", action="store_true", help="delete the stored figures without measuring")
+    add("--progress", choices=PROGRESS, help="report progress: a bar on a terminal, else lines (RMA_MM_PROGRESS, auto)")
     add("-h", "--help", action="store_true", help="print this help")
     return made
 

@@ -45,7 +45,7 @@ ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 @dataclass(frozen=True)
 class CompletionOptions:
-    shell: str  # "bash" or "zsh"; empty for help
+    shell: str | None  # "bash" or "zsh"; None for help
     help: bool
 
 
@@ -53,7 +53,7 @@ def parser() -> Parser:
     """Return the parser of this command."""
     made = Parser(PROGRAM, f"{PROGRAM} bash|zsh", ABOUT, EPILOG)
     add = made.group("options")
-    add("shell", nargs="?", choices=["bash", "zsh"], default="", help="the shell")
+    add("shell", nargs="?", choices=["bash", "zsh"], help="the shell")
     add("-h", "--help", action="store_true", help="print this help")
     return made
 

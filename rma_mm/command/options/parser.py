@@ -19,6 +19,7 @@ from rma_mm.windows.hosts.liveness import timeout_of
 MOST, MOST_RANKS, DIGITS = 2**62, 2**31, 32
 """Limits: the largest whole number or number of bytes, the largest number of ranks, the most digits that are read."""
 MOST_TIMES, MOST_THREADS = 10**9, 2**16
+PROGRESS = ("auto", "bar", "lines", "off")  # ways to report progress
 WIDTH = 100  # columns of the text above the options of --help
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rma_mm.command.options.parser import (
     MOST_THREADS,
     MOST_TIMES,
+    PROGRESS,
     Parser,
     count,
     dtype,
@@ -90,6 +91,7 @@ class RunOptions:
     metrics: str | None
     list: bool
     list_windows: bool
+    progress: str | None
     quiet: bool
     verbose: bool
     seed: int
@@ -174,10 +176,8 @@ def text(options: RunOptions) -> str:
     if options.help:
         return parser().format_help()
     if options.list_windows:
-        from rma_mm.windows import absent
-
         width = max(map(len, FLAVOURS))
-        reasons = {name: absent(name) for name in FLAVOURS}
+        reasons = {name: _absence(name) for name in FLAVOURS}
         return "\n".join(
             f"{name:<{width}}  {each.summary}" + f"; absent here: {reasons[name]}" * bool(reasons[name])
             for name, each in FLAVOURS.items()
@@ -191,6 +191,16 @@ def text(options: RunOptions) -> str:
     width = max(map(len, ALGORITHMS))
     lines = (f"{name:<{width}}  {algorithm.summary} ({algorithm.source})" for name, algorithm in ALGORITHMS.items())
     return "\n".join(lines)
+
+
+def _absence(name: str) -> str:
+    """Return why windows of a flavour are unavailable here; empty if they are available."""
+    try:
+        from rma_mm.windows import absent
+
+        return absent(name)
+    except (ImportError, RuntimeError):
+        return "no MPI library was found; pip install 'rma_mm[mpich]'"
 
 
 def load_algorithms(path: str) -> None:
@@ -232,11 +242,11 @@ def _is_number(word: str) -> bool:
 
 EPILOG = """\
 examples:
-  mpiexec -n 4 rma-mm run                                       multiply two random matrices, and verify
-  mpiexec -n 4 rma-mm run A.npy B.npy -o C.npy --verify         multiply two files into a third one
-  mpiexec -n 4 rma-mm run data.h5::/A 'B.npy[0:9, :]' -o C.zarr    a matrix in HDF5, a part of one, and Zarr
-  mpiexec -n 4 rma-mm run --shape 4000,300,9000 --explain       why an algorithm was chosen
-  rma-mm run --list                                             names for --algorithm
+  mpiexec -n 4 rma-mm run                                  multiply random matrices, and verify
+  mpiexec -n 4 rma-mm run A.npy B.npy -o C.npy --verify    multiply two files into a third one
+  mpiexec -n 4 rma-mm run d.h5::/A 'B.npy[:9, :]' -o C.h5  a matrix in HDF5, a part of a matrix
+  mpiexec -n 4 rma-mm run --shape 4000,300,900 --explain   why an algorithm was chosen
+  rma-mm run --list                                        names for --algorithm
 
 exit codes:
   0  done
@@ -339,6 +349,7 @@ def _add_reports(add: Any) -> None:
     add("--metrics", metavar="FILE", help="write counters of time and traffic for Prometheus, at most every 5 s")
     add("--list", action="store_true", help="print the algorithms")
     add("--list-windows", action="store_true", help="print the ways to expose memory, and which are absent here")
+    add("--progress", choices=PROGRESS, help="report progress: a bar on a terminal, else lines (RMA_MM_PROGRESS, auto)")
     add("--quiet", action="store_true", help="print nothing on success")
     add("--verbose", action="store_true", help="also report which errors the check would find")
     add("-h", "--help", action="store_true", help="print this help")

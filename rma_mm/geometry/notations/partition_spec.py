@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf, prod
 from typing import cast
 
+from rma_mm.errors import nearest
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import CutKind, Level, Split, cyclic_fault, is_whole
 from rma_mm.geometry.mesh import MeshShape
@@ -138,7 +139,7 @@ class _Parser(Reader):
             self.at += 1
             word = self.next("word", f"one of {', '.join(CUTS)}")
             if word not in CUTS:
-                self.fail_before(f"no cut is called {word!r}; there are {', '.join(CUTS)}")
+                self.fail_before(f"no cut is called {word!r}; {nearest(word, CUTS)}there are {', '.join(CUTS)}")
             if level.skew if word == "skew" else level.kind != "even":
                 self.fail_before("one cut and one skew at most")
             begin = self.at + 1

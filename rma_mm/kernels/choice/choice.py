@@ -13,7 +13,7 @@ import numpy as np
 
 from rma_mm.elements.dtypes import is_half
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring
-from rma_mm.errors import AlgorithmError
+from rma_mm.errors import AlgorithmError, nearest
 from rma_mm.kernels.blas import check_type, fits, library
 from rma_mm.kernels.choice.rates import measured, rates, shape_class
 from rma_mm.kernels.gemm.form import emitted, no_code
@@ -34,7 +34,8 @@ def choose_kernel(
     multiply this type.
     """
     if kernel not in ("auto", *NAMES):
-        raise AlgorithmError(f"kernel {kernel!r} is unknown; use one of {', '.join(('auto', *NAMES))}")
+        known = ", ".join(("auto", *NAMES))
+        raise AlgorithmError(f"kernel {kernel!r} is unknown; {nearest(kernel, NAMES)}use one of {known}")
     if kernel == "numba" and not _has_numba():
         raise AlgorithmError("kernel 'numba' needs Numba, which is not installed: pip install numba, or use 'numpy'")
     if kernel == "blas":

@@ -360,6 +360,9 @@ class Mesh:
         """Return the mesh itself, so that deep copies of matrices and layers share it."""
         return self
 
+    def __reduce__(self) -> tuple[Callable[..., Mesh], tuple[object, ...]]:
+        return open_mesh_of, (self.grid.dims, self.grid.names)  # a communicator is of its process
+
     def __enter__(self) -> Mesh:
         return self
 
@@ -372,6 +375,15 @@ class Mesh:
     def __repr__(self) -> str:
         nodes = f"{self.num_nodes} node" + "s" * (self.num_nodes != 1)
         return f"Mesh({self.grid}, axes {', '.join(self.names)}, {nodes}, window {self.window_flavour})"
+
+
+def open_mesh_of(dims: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
+    """Return the first open mesh of a shape, for an object that is unpickled. Local; raises MeshError without one."""
+    for mesh in _OPEN:
+        if (mesh.grid.dims, mesh.grid.names) == (dims, names):
+            return mesh
+    grid = MeshShape(dims, names)
+    raise MeshError(f"mesh: what is unpickled lies on a mesh {grid}, axes {', '.join(names)}; make such a Mesh first")
 
 
 _DEFAULT: list[Mesh] = []  # the default mesh, once there is one
