@@ -292,7 +292,7 @@ class KeptProducts:
         require_alike(self.ballot, in_words(facts), error)
         assert isinstance(asked, LinearRequest)
         shapes = [None if each is None else tuple(each.shape) for each in tensors]
-        everyone = self.mesh.comm.allgather((shapes, [each and each.facts for each in found]))
+        everyone = self.mesh.comm.allgather((shapes, [None if each is None else each.facts for each in found]))
         product = self._product(asked, [shapes for shapes, _ in everyone], tensors)
         places = []
         for n, (tensor, matrix) in enumerate(zip(tensors, found, strict=False)):

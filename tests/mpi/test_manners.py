@@ -260,9 +260,10 @@ def test_a_bar_on_a_terminal():
     code = STAGES.format(mode="auto", wanted=True, seconds=0.5)
     with os.fdopen(follower, "wb") as terminal:
         subprocess.run([sys.executable, "-c", code], stderr=terminal, env=job_environment({}), check=True, timeout=60)
-        text = ""
+        raw = b""
         while select.select([leader], [], [], 0.2)[0]:
-            text += os.read(leader, 10000).decode()
+            raw += os.read(leader, 10000)
+    text = raw.decode()
     os.close(leader)
     assert "reading 3 MiB" in text and "product 1 of 2" in text and "%|" in text and "4 MiB read" in text
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import pickle
+import warnings
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -16,6 +18,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import torch
 
+import rma_mm
 import rma_mm.torch as rt
 from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import (
@@ -249,7 +252,8 @@ def test_the_same_tensors_in_other_places(comm):
             w.grad = None
             rt.mm(square, w, mesh, *whole_places).backward(dy)
             assert torch.equal(w.grad, square.T @ dy)
-        if (D := rt.matrix_of(y, mesh)) and comm.rank == 1:
+        D = rt.matrix_of(y, mesh)
+        if comm.rank == 1:
             D.close()
         assert torch.equal(rt.mm(y, v, mesh, *whole_places), y @ v)
 
@@ -388,7 +392,7 @@ def test_errors_are_the_same_on_every_rank(comm):
         same_error(comm, DtypeError, wrong(x=x.double()), "float64", "float32")
         same_error(comm, DtypeError, wrong(x=x.to(torch.float8_e5m2), w=w.to(torch.float8_e5m2)), "float8_e5m2")
         same_error(comm, LayoutError, wrong(layouts=("k,*", "*,*", None)), "'k'")
-        same_error(comm, LayoutError, wrong(layouts=(None, "*,*", None)), "x_layout: got None")
+        same_error(comm, LayoutError, wrong(layouts=(3, "*,*", None)), "x_layout: got 3")
         same_error(comm, MeshError, lambda: rt.mm(x, w, None, "*,*", "*,*"), "mesh: got NoneType")
         same_error(comm, LayoutError, wrong(layouts=([] if last else "*,*", "*,*", None)), "x_layout: got []")
         same_error(comm, OptionError, lambda: rt.mm(x, w, mesh, "*,*", "*,*", None, x[0]), "transpose_w: got tensor")
@@ -490,7 +494,7 @@ def test_dtensors(comm, tmp_path):
 
 @parallel(ranks=(3,), env=("node",))
 def test_random_numbers_drawn_after_a_layer_are_alike(comm):
-    """On ranks of one seed, as after torch.nn.Linear; ranks of other seeds keep theirs."""
+    """As after torch.nn.Linear on rank 0, whatever the seeds of other ranks were."""
     with Mesh((comm.size,), comm) as mesh, torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         torch.nn.Linear(5, 6)
@@ -501,4 +505,53 @@ def test_random_numbers_drawn_after_a_layer_are_alike(comm):
         torch.manual_seed(7 + mesh.rank)
         rt.Linear(5, 6, mesh)
         drawn = comm.allgather(torch.randn(4).tolist())
-        assert drawn[0] == wanted.tolist() and len({tuple(each) for each in drawn}) == comm.size
+        assert drawn == [wanted.tolist()] * comm.size
+
+
+@parallel(ranks=(1, 4), env=("node", "cliques"), timeout=120)
+def test_habits_of_torch(comm):
+    """Default layouts, rows of a batch, compiled and profiled code, pickles, and a batch that all ranks pass."""
+    with Mesh(comm.size, comm) as mesh:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            rt.Linear(8, 12, mesh, activation="gelu"), rt.Linear(12, 4, mesh, placement="row", activation="relu"),
+        ).double()
+        rows, data = net[0].rows(10), torch.randn(10, 8, dtype=torch.float64)
+        assert rows == net[0].layouts.x.region((10, 8), mesh.grid, mesh.rank)[0].as_slice()
+        y = net(data[rows])
+        y.sum().backward()
+        wanted = [each.grad.clone() for each in net.parameters()]
+        net.zero_grad()
+        compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+        z = compiled(data[rows])
+        z.sum().backward()
+        assert torch.allclose(y, z, atol=1e-12)
+        assert all(torch.allclose(a, b.grad, atol=1e-12) for a, b in zip(wanted, net.parameters(), strict=True))
+        with torch.no_grad():
+            assert torch.allclose(compiled(data[rows]), y, atol=1e-12)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+            net(data[rows])
+        assert sum(each.count for each in seen.key_averages() if each.key == "rma_mm::multiply") == 2
+        for again in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
+            assert torch.allclose(again(data[rows]), y, atol=1e-12)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            net(data[:7])
+        said = [str(each.message) for each in caught if "passed the same numbers" in str(each.message)]
+        assert comm.allgather(bool(said)) == [rank == 0 and mesh.grid[0] > 1 for rank in range(comm.size)]
+        a, b = whole((6, 6)), whole((6, 6), seed=1)
+        tiles = [torch.from_numpy(rma_mm.DistMatrix.from_numpy(each.numpy(), mesh).tile.copy()) for each in (a, b)]
+        product = rt.mm(*tiles, mesh)
+        assert np.array_equal(rt.matrix_of(product, mesh).to_numpy(), (a @ b).numpy())
+        assert np.array_equal(rt.matrix_of(rt.mm(product, tiles[1], mesh), mesh).to_numpy(), (a @ b @ b).numpy())
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_a_layer_is_unpickled_onto_an_open_mesh(comm):
+    mesh = Mesh((1, 2), comm)
+    raw = pickle.dumps(rt.Linear(4, 4, mesh))
+    mesh.close()
+    with pytest.raises(MeshError, match="on a mesh 1x2, axes i, j; make such a Mesh first"):
+        pickle.loads(raw)
+    with Mesh((1, 2), comm):
+        assert pickle.loads(raw).mesh.grid.dims == (1, 2)
