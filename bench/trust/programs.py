@@ -32,6 +32,14 @@ FUNCTIONS = {
     "relu_slope": lambda x: (x > 0).astype(x.dtype),
     "sum": lambda x, axis=None: np.sum(x, axis=axis, keepdims=True, dtype=x.dtype),
     "broadcast_to": lambda x, shape: np.broadcast_to(x, shape).view(Dense),
+    "max": lambda x, axis=None: np.max(x, axis=axis, keepdims=True),
+    "bound": lambda x, axis=None: np.max(x, axis=axis, keepdims=True),
+    "sigmoid": lambda x: (1 / (1 + np.exp(-x))).astype(x.dtype),
+    "where": lambda c, x, y: np.where(c, x, y).view(Dense),
+    "softmax": lambda x, axis=1: np.exp(x - x.max(axis, keepdims=True))
+    / np.exp(x - x.max(axis, keepdims=True)).sum(axis, keepdims=True),
+    "layer_norm": lambda x, axis=1: (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + 1e-5),
+    **{name: getattr(np, name) for name in ("exp", "log", "sqrt", "tanh")},
 }
 
 
@@ -88,7 +96,8 @@ class Drawing:
             number = rng.choice(["2", "-1", "3"]) if self.program.is_exact else rng.choice(["0.5", "2", "-1.25"])
             return f"({number} * {self.expression(depth - 1, shape)[0]})", shape
         if kind == "f" and self.dtype[0] != "c":
-            name = rng.choice(["gelu", "gelu'", "relu"] if self.is_smooth else ["relu", "relu'"])
+            smooth = ["gelu", "gelu'", "relu", "tanh", "sigmoid", "softmax", "layer_norm"]
+            name = rng.choice(smooth if self.is_smooth else ["relu", "relu'"])
             name = "relu" if self.dtype == "float32" and not self.is_smooth else name
             return f"{name}({self.expression(depth - 1, shape)[0]})", shape
         if kind == "sum":

@@ -49,6 +49,34 @@ def test_an_mlp_with_bias_gelu_and_residual(comm, check):
                     assert x is out.get(name, chain.outputs[name])
 
 
+FUNCTIONS = [
+    "S = softmax(X @ W1 * 0.25)", "N = layer_norm(S @ W2) * 2", "T = tanh(N) + sigmoid(N) ** 2",
+    "M = max(T, 1) - max(T, 0)", "Y = where(T > M * 0.5, exp(T), sqrt(T * T + 1)) + X",
+]
+
+
+@parallel(ranks=(1, 4, 3), env=("node", "cliques"))
+def test_functions_between_products_and_their_gradients(comm):
+    """Largest elements and softmax along either axis, of matrices that lie in blocks, too."""
+    with Mesh(comm.size, comm) as mesh:
+        known = {name: x for name, x in arrays(3).items() if name != "b1"}
+        for place in ("P('i', 'j')", "P(None, 'j')"):
+            X = DistMatrix.from_numpy(known["X"], mesh, place)
+            free = {name: (x.shape, "float64") for name, x in known.items() if name not in ("X", "dY")}
+            with rma_mm.plan_chain(FUNCTIONS, mesh, X=X, **free) as chain:
+                steps = [*FUNCTIONS, *chain.backward("Y")]
+            free["dY"] = known["dY"].shape, "float64"
+            with rma_mm.plan_chain(steps, mesh, outputs=["S", "M"], X=X, **free) as chain:
+                given = {name: DistMatrix.from_numpy(known[name], mesh, chain.layouts[name]) for name in free}
+                found, wanted = chain.execute(X=X, **given), by_numpy(steps, known)
+                assert {"S", "M", "Y", "dX", "dW1", "dW2"} <= set(found)
+                for name, x in found.items():
+                    assert np.allclose(x.to_numpy(), wanted[name], rtol=1e-10, atol=1e-10), (name, place)
+        chain = rma_mm.plan_chain(["S = softmax(X, 0)", "L = layer_norm(X, 0)"], mesh, X=X)
+        found = chain.execute(X=X)
+        assert np.allclose(found["S"].to_numpy().sum(0), 1) and np.allclose(found["L"].to_numpy().mean(0), 0)
+
+
 @parallel(ranks=(3,), env=("node",))
 def test_types_and_inputs_of_any_kind(comm):
     """Halves, summands, turned memory, uneven, cyclic, shifted placements, nothing at all; a rank beyond the mesh."""

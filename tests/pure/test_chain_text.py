@@ -10,10 +10,10 @@ import pytest
 
 from bench.trust.programs import by_numpy, drawn, is_right
 from rma_mm.elements import pointwise
-from rma_mm.elements.dtypes import parse_dtype
+from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.elements.pointwise import Constant, Pointwise, result_of
 from rma_mm.errors import DtypeError, OptionError, ShapeError
-from rma_mm.kernels.epilogue.pointwise import apply, sum_axes
+from rma_mm.kernels.epilogue.pointwise import apply, reduce_axes
 from rma_mm.policy.planner import chain_gradients
 from rma_mm.policy.planner.chain_gradients import gradients
 from rma_mm.policy.planner.chain_graph import Graph
@@ -139,7 +139,7 @@ def run(steps: tuple[Step, ...], inputs: dict, made: dict) -> dict:
     for step in steps:
         factors, out = list(map(value, step.factors)), made[step.result]
         if step.axes:
-            sum_axes(factors[0], step.axes, out)
+            reduce_axes(step.reduction, factors[0], step.axes, out)
         if step.is_product:
             np.matmul(*factors, out=out)
         if step.work is not None:
@@ -209,6 +209,46 @@ def test_gradients_of_an_mlp_are_the_known_steps() -> None:
     check_gradients(steps, inputs, "Y")
 
 
+SMOOTH = (
+    "Y = exp(X) + log(X * X + 1) - sqrt(X * X + 2)", "Y = tanh(X)", "Y = sigmoid(X * 3)",
+    "Y = X**3 - 2 ** X", "Y = (X * X + 1) ** (X + 2)", "Y = where(X > 0.1, X * X, exp(X))", "Y = softmax(X)",
+    "Y = softmax(X, 0) * X", "Y = softmax(X, axis=1) @ W", "Y = layer_norm(X) * 2 + b", "Y = layer_norm(X, 0)",
+    "Y = max(X, 1) * X", "Y = max(X)", "Y = max(X, 0)", "Y = X / bound(X * 0 + 2, 1)",
+    "Y = sigmoid(X @ W) / (1 + exp(X @ W))",
+)
+
+
+@pytest.mark.parametrize("step", SMOOTH)
+def test_functions_and_their_gradients(step: str) -> None:
+    rng = np.random.default_rng(7)
+    shapes = {"X": (5, 4), "W": (4, 3), "b": (1, 4)}
+    inputs = {name: rng.standard_normal(shape) for name, shape in shapes.items() if re.search(rf"\b{name}\b", step)}
+    graph = graph_with([step], inputs)
+    steps, nodes = steps_of(graph, ["Y"])
+    made = {each.result: np.empty(graph.nodes[nodes[each.result]].shape) for each in steps}
+    np.testing.assert_allclose(run(steps, inputs, made)["Y"], by_numpy([step], inputs)["Y"], rtol=1e-12)
+    check_gradients([step], inputs, "Y")
+
+
+def test_the_gradient_of_a_largest_element_is_shared_among_equals() -> None:
+    x = np.array([[1.0, 3, 3], [2, 0, 1]])
+    graph = graph_with(["Y = max(X, 1)"], {"X": x})
+    made = by_numpy(["Y = max(X, 1)", *gradients(graph, "Y")], {"X": x, "dY": np.array([[4.0], [5]])})["dX"]
+    assert made.tolist() == [[0, 2, 2], [5, 0, 0]]
+
+
+def test_softmax_does_not_overflow_and_types_are_kept() -> None:
+    for dtype in ("float16", "float32", "float64", BFLOAT16):
+        x = (np.arange(6).reshape(2, 3) * 300).astype(dtype)
+        for text in ("softmax(X)", "layer_norm(X)", "sigmoid(X) ** 2", "where(X > 2, X, 0)", "max(X, 1)"):
+            graph = graph_with([f"Y = {text}"], {"X": x})
+            steps, nodes = steps_of(graph, ["Y"])
+            kinds = {each.result: graph.nodes[nodes[each.result]] for each in steps}
+            assert kinds["Y"].dtype == np.dtype(dtype), text
+            found = run(steps, {"X": x}, {name: np.empty(node.shape, node.dtype) for name, node in kinds.items()})["Y"]
+            assert np.isfinite(found.astype(float)).all(), (text, dtype)
+
+
 def test_gradients_hold_numbers_that_have_no_literal() -> None:
     graph = Graph()
     graph.input("X", (2, 3), np.dtype(float))
@@ -270,8 +310,9 @@ def test_gradients_that_there_are_not(
         (["Y = Z = X"], OptionError, ["NAME = EXPRESSION"], 0),
         (["Y + X"], OptionError, ["NAME = EXPRESSION"], 0),
         (["Y = X.S @ W"], OptionError, [".conj()"], 4),
-        (["Y = X[0]"], OptionError, ["there are + - * / @"], 4),
-        (["Y = X ** 2"], OptionError, ["there are + - * / @"], 6),
+        (["Y = X[0]"], OptionError, ["there are + - * / ** @"], 4),
+        (["Y = X % 2"], OptionError, ["there are + - * / ** @"], 6),
+        (["Y = log(-2) * X"], OptionError, ["log(-2)"], 4),
         (["Y = 'X'"], OptionError, ["unterminated"], 4),
         (["Y = X @ Q"], OptionError, ["reads Q", "made before are X"], 8),
         (["Y = X @ Q", "Q = W"], OptionError, ["reads Q", "by this step or a later one"], 8),
@@ -279,7 +320,10 @@ def test_gradients_that_there_are_not(
         (["Y = X + X'"], OptionError, ["reads X'"], 8),
         (["A = X @ W", "A = X"], OptionError, ["'A = X'", "makes A", "made before"], 0),
         (["X = X @ W"], OptionError, ["makes X", "given"], 0),
-        (["Y = sigmoid(X)"], OptionError, ["no function sigmoid", "gelu'"], 4),
+        (["Y = softmax(X, 2)"], OptionError, ["the axis is 0"], 15),
+        (["Y = where(X, X)"], OptionError, ["written where(X > Y, A, B)"], 4),
+        (["Y = X > W > X"], OptionError, ["there are"], 4),
+        (["Y = erf(X)"], OptionError, ["no function erf", "gelu'"], 4),
         (["Y = gelu(X, W)"], OptionError, ["written gelu(X)"], 4),
         (["Y = gelu(3)"], OptionError, ["not the number 3"], 4),
         (["Y = X + sum(X, 2)"], OptionError, ["axis is 0"], 15),

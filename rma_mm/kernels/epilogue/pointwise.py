@@ -25,6 +25,13 @@ def _relu_slope(x: Array) -> Array:
     return (x > 0).astype(x.dtype)
 
 
+def _sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x)), without overflow."""
+    small = np.exp(-np.abs(x))
+    made: Array = np.where(x >= 0, 1, small) / (1 + small)
+    return made.astype(x.dtype, copy=False)
+
+
 def _activated(x: Array, name: str, compiles: bool) -> Array:
     """Return an activation of `x`, or its derivative; `x` is copied."""
     made = np.array(x, order="C", ndmin=2)
@@ -38,7 +45,8 @@ def _activated(x: Array, name: str, compiles: bool) -> Array:
 
 DONE: dict[str, Callable[..., Any]] = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "neg": np.negative, "conj": np.conjugate,
-    "relu'": _relu_slope,
+    "relu'": _relu_slope, "**": np.power, ">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal,
+    "where": np.where, "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "sigmoid": _sigmoid,
 }
 """Operations by name, except for those that `activate` does."""
 
@@ -83,10 +91,16 @@ def _part(x: Array, rows: slice, cols: slice) -> Array:
     return x[rows if x.shape[0] != 1 else slice(None), cols if x.shape[1] != 1 else slice(None)]
 
 
-def sum_axes(x: Array, axes: tuple[int, ...], out: Array) -> None:
-    """Sum over `axes` into `out`, whose extent there is 1, in the type that products are summed in."""
+def reduce_axes(name: str, x: Array, axes: tuple[int, ...], out: Array) -> None:
+    """Sum over `axes` into `out`, whose extent there is 1, or take the largest elements.
+
+    Sums are formed in the type that products are summed in. name: "sum", or another for the largest.
+    """
     with np.errstate(all="ignore"):
-        out[...] = np.sum(x, axis=axes, keepdims=True, dtype=working(out.dtype))
+        if name != "sum":
+            out[...] = np.max(x, axis=axes, keepdims=True)
+        else:
+            out[...] = np.sum(x, axis=axes, keepdims=True, dtype=working(out.dtype))
 
 
 # -- on C as it is made ---------------------------------------------------------------------------

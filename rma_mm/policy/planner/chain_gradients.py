@@ -11,7 +11,20 @@ from collections.abc import Iterator
 from rma_mm.elements.dtypes import rank
 from rma_mm.elements.pointwise import OPERATIONS, Constant, bare
 from rma_mm.errors import DtypeError, OptionError, quoted
-from rma_mm.policy.planner.chain_graph import INPUT, PRODUCT, SPREAD, SUM, TURN, Graph, Node, Shape, Value
+from rma_mm.policy.planner.chain_graph import (
+    BOUND,
+    INPUT,
+    MAX,
+    PRODUCT,
+    REDUCTIONS,
+    SPREAD,
+    SUM,
+    TURN,
+    Graph,
+    Node,
+    Shape,
+    Value,
+)
 
 
 def gradients(graph: Graph, result: str, prefix: str = "d") -> list[str]:
@@ -77,6 +90,12 @@ class _Reverse:
             yield b, f"{_transposed(texts[0])} @ {g}"
         elif node.op == TURN:
             yield node.reads[0], f"{g}.T"
+        elif node.op == BOUND:
+            return
+        elif node.op == MAX:  # shared among equal ones, as by torch.amax
+            of, axes = texts[0], f", {node.note[0]}" * (len(node.note) == 1)
+            hit = f"where({bare(of)} >= {self.text(n)}, {of} * 0 + 1, {of} * 0)"
+            yield node.reads[0], f"broadcast_to({g} / sum({hit}{axes}), {self.graph.shape(node.reads[0])}) * {hit}"
         elif node.op == SUM:
             yield node.reads[0], f"broadcast_to({g}, {self.graph.shape(node.reads[0])})"
         else:
@@ -88,13 +107,20 @@ class _Reverse:
     def slopes(self, op: str, texts: list[str], g: str) -> list[str]:
         """Return the derivatives of an element-wise operation by its operands, times `g`, all in the result's shape."""
         x, y = (*texts, "")[:2]
+        if op in (">", ">=", "<", "<="):
+            return ["", ""]  # they are 0 wherever there is one
         if op.endswith("'"):
             if op == "relu'":
                 return [""]  # it is 0 wherever there is one
             raise OptionError(f"backward: {self.result} depends on {op}({x}), whose derivative is not available")
+        inner = bare(x)
         return {
             "+": [g, g], "-": [g, f"-{g}"], "*": [f"{g} * {y}", f"{x} * {g}"],
             "/": [f"{g} / {y}", f"-({g} * {x}) / ({y} * {y})"], "neg": [f"-{g}"],
+            "**": [f"{g} * ({y} * {x} ** ({y} - 1))", f"{g} * ({x} ** {y} * log({inner}))"],
+            "where": ["", f"where({inner}, {g}, 0)", f"where({inner}, 0, {g})"], "exp": [f"{g} * exp({inner})"],
+            "log": [f"{g} / {x}"], "sqrt": [f"{g} / (2 * sqrt({inner}))"], "tanh": [f"{g} * (1 - tanh({inner}) ** 2)"],
+            "sigmoid": [f"{g} * (sigmoid({inner}) * (1 - sigmoid({inner})))"],
         }.get(op, [f"{g} * {op}'({bare(x)})"])
 
     def gathered(self, text: str, shape: Shape, own: Shape) -> str:
@@ -115,8 +141,8 @@ class _Reverse:
             return f"({texts[0]} @ {texts[1]})"
         if node.op == TURN:
             return f"{texts[0]}.T"
-        if node.op == SUM:
-            return f"sum({bare(texts[0])}{f', {node.note[0]}' * (len(node.note) == 1)})"
+        if node.op in REDUCTIONS:
+            return f"{node.op}({bare(texts[0])}{f', {node.note[0]}' * (len(node.note) == 1)})"
         if node.op == SPREAD:
             return f"broadcast_to({bare(texts[0])}, {node.shape})"
         template = OPERATIONS[node.op].text

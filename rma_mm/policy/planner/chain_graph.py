@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from rma_mm.elements.dtypes import rank, result_dtype
 from rma_mm.elements.pointwise import OPERATIONS, Constant, result_of
-from rma_mm.errors import ShapeError
+from rma_mm.errors import DtypeError, ShapeError
 from rma_mm.geometry.extents import too_large
 
 Shape = tuple[int, int]
@@ -19,17 +20,21 @@ Value = int | Constant  # A node by its number, or a number by itself
 TURNS = {"T": (True, False), "H": (True, True), "conj": (False, True)}
 """Ways to read a matrix: (transposed, conjugated)."""
 INPUT, PRODUCT, TURN, SUM, SPREAD = "input", "@", "turn", "sum", "broadcast_to"
+MAX, BOUND = "max", "bound"
+"""Largest elements along axes; the gradient of the second is taken to be 0."""
+REDUCTIONS = (SUM, MAX, BOUND)
+LAYER_EPS = 1e-5  # added to variances in `layer_norm`, as PyTorch does by default
 
 
 @dataclass(frozen=True)
 class Node:
     """A matrix, and the operation that makes it."""
 
-    op: str  # INPUT, PRODUCT, TURN, SUM, SPREAD, or an element-wise operation
+    op: str  # INPUT, PRODUCT, TURN, SPREAD, one of `REDUCTIONS`, or an element-wise operation
     args: tuple[Value, ...]
     shape: Shape
     dtype: np.dtype[Any]
-    note: Any = None  # name of an input, how a matrix is turned, the axes that are summed
+    note: Any = None  # name of an input, how a matrix is turned, the axes that are reduced
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -97,11 +102,27 @@ class Graph:
             return args[0]
         return self.add(name, args, (rows, cols), dtype)
 
-    def sum(self, x: int, axes: tuple[int, ...]) -> int:
-        """Return the sums over `axes`, which have extent 1 in the result."""
+    def reduced(self, op: str, x: int, axes: tuple[int, ...]) -> int:
+        """Return one of `REDUCTIONS` over `axes`, which have extent 1 in the result. Raises ShapeError, DtypeError."""
         node = self.nodes[x]
+        if op != SUM and not all(node.shape[axis] for axis in axes):
+            raise ShapeError(f"{node.shape} has no largest element")
+        if op != SUM and rank(node.dtype) == 3:
+            raise DtypeError(f"{op} of {node.dtype.name}; complex numbers have no order")
         shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(node.shape))
-        return self.add(SUM, (x,), (shape[0], shape[1]), node.dtype, axes)
+        return self.add(op, (x,), (shape[0], shape[1]), node.dtype, axes)
+
+    def softmax(self, x: int, axes: tuple[int, ...]) -> int:
+        """Return exp(x) divided by its sums over `axes`: shifted by the largest, so that nothing overflows."""
+        raised = self.applied("exp", self.applied("-", x, self.reduced(BOUND, x, axes)))
+        return self.applied("/", raised, self.reduced(SUM, raised, axes))
+
+    def layer_norm(self, x: int, axes: tuple[int, ...]) -> int:
+        """Return x less its mean over `axes`, divided by its standard deviation there (Ba et al. 2016)."""
+        count = Constant.of(max(1, prod(self.nodes[x].shape[axis] for axis in axes)))
+        centred = self.applied("-", x, self.applied("/", self.reduced(SUM, x, axes), count))
+        spread = self.applied("/", self.reduced(SUM, self.applied("*", centred, centred), axes), count)
+        return self.applied("/", centred, self.applied("sqrt", self.applied("+", spread, Constant.of(LAYER_EPS))))
 
     def spread(self, x: Value, shape: Shape) -> Value:
         """Return a matrix, or a number, broadcast to a shape. Raises ShapeError."""

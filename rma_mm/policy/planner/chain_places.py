@@ -20,7 +20,7 @@ from rma_mm.policy.model.machine import COPY
 from rma_mm.policy.model.traffic import Phase, TrafficItem, Workload
 from rma_mm.policy.model.volumes import reduction_phase
 from rma_mm.policy.planner.candidates import Request, about_seconds, single_layouts
-from rma_mm.policy.planner.chain_graph import Shape
+from rma_mm.policy.planner.chain_graph import SUM, Shape
 from rma_mm.policy.planner.chain_steps import Factor, Step
 from rma_mm.schedule.algorithm import same_place
 from rma_mm.schedule.lowering.decisions import NARROW
@@ -111,13 +111,15 @@ def beside(layout: Layout, shape: Shape, factor: Factor, own: Shape) -> Layout |
 def summands(step: Step, layout: Layout, mesh: MeshShape) -> Layout | None:
     """Return the layout of sums over the ranks' own parts: partial along the axes that cut the matrix.
 
-    Return None if parts are shifted, so that they do not add up.
+    Return None if parts are shifted, so that they do not add up, or if parts of largest elements would have to.
     """
     axes, layout = step.axes, layout.T if step.factors[0].transposed else layout
     if layout.skew_axes:
         return None
     cut = [axis for dim in axes for level in layout.splits[dim] for axis in level.axes]
     cut = [axis for axis in cut if layout.mesh(mesh).axis_size(axis) > 1]
+    if cut and step.reduction != SUM:
+        return None
     splits = tuple(() if dim in axes else split for dim, split in enumerate(layout.splits))
     return replace(layout, splits=splits, partial=(*layout.partial, *cut))
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from rma_mm.elements.pointwise import Constant, Pointwise
 from rma_mm.errors import OptionError, truncate
-from rma_mm.policy.planner.chain_graph import PRODUCT, SPREAD, SUM, TURN, TURNS, Graph, Value
+from rma_mm.policy.planner.chain_graph import PRODUCT, REDUCTIONS, SPREAD, SUM, TURN, TURNS, Graph, Value
 
 COPY = Pointwise(1, (), 0)  # what gives a matrix another name
 
@@ -52,7 +52,8 @@ class Step:
     others: tuple[Factor, ...] = ()
     """Operands of the element-wise work beside the product; they lie as the result does."""
     work: Pointwise | None = None  # element-wise work on the product, if it is one, and the others
-    axes: tuple[int, ...] = ()  # those that are summed
+    axes: tuple[int, ...] = ()  # those that are reduced
+    reduction: str = SUM  # one of `REDUCTIONS`, if there are axes
 
     @property
     def reads(self) -> tuple[Factor, ...]:
@@ -65,7 +66,7 @@ class Step:
     def __str__(self) -> str:
         if self.axes:
             axis = f", {self.axes[0]}" if len(self.axes) == 1 else ""
-            return f"{self.result} = sum({self.factors[0]}{axis})"
+            return f"{self.result} = {self.reduction}({self.factors[0]}{axis})"
         product = " @ ".join(map(str, self.factors))
         if self.work is None:
             return f"{self.result} = {product}"
@@ -154,9 +155,10 @@ class _Grouping:
             node = nodes[n]
             if self.graph.is_elementwise[n]:
                 found.append(self.elementwise(n, self.names[n]))
-            elif node.op == SUM or (node.op == PRODUCT and n not in fused):
-                axes = node.note if node.op == SUM else ()
-                found.append(Step(self.names[n], tuple(map(self.factor, node.reads)), axes=axes))
+            elif node.op in REDUCTIONS:
+                found.append(Step(self.names[n], (self.factor(node.reads[0]),), axes=node.note, reduction=node.op))
+            elif node.op == PRODUCT and n not in fused:
+                found.append(Step(self.names[n], tuple(map(self.factor, node.reads))))
         for name in self.graph.results:  # other names for what has one
             n = self.graph.results[name]
             if name in self.kept and (self.names.get(n) != name or nodes[n].op == TURN):

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rma_mm.elements.pointwise import Constant
 from rma_mm.errors import OptionError, RmaError, ShapeError, truncate
-from rma_mm.policy.planner.chain_graph import TURNS, Graph, Value
+from rma_mm.policy.planner.chain_graph import REDUCTIONS, TURNS, Graph, Value
 
 RULE = "a step reads NAME = EXPRESSION, as 'H = gelu(X @ W + b)' or 'dW = X.T @ dY'"
-FUNCTIONS = ("gelu", "relu", "gelu'", "relu'", "sum", "broadcast_to")
+FUNCTIONS = (
+    "gelu", "relu", "gelu'", "relu'", "exp", "log", "sqrt", "tanh", "sigmoid", "where", "sum", "max", "bound",
+    "softmax", "layer_norm", "broadcast_to",
+)
+ALONG = {"sum": None, "max": None, "bound": None, "softmax": 1, "layer_norm": 1}
+"""Functions that take an axis, and the one that they take if none is named; None for both axes."""
 PRIME = "ʹ"  # stands for ' behind a name, so that Python takes both for one; as wide, so that columns stay right
-SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
+SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**"}
+COMPARISONS = {ast.Gt: ">", ast.GtE: ">=", ast.Lt: "<", ast.LtE: "<="}
 SHOWN = 100  # characters of a step that are shown above the caret
 
 
@@ -154,13 +161,15 @@ class _Reader:
                 return Constant.of(-found.value) if isinstance(found, Constant) else self.graph.applied("neg", found)
             case ast.BinOp(left=left, op=sign, right=right) if type(sign) in SIGNS:
                 return self.binary(SIGNS[type(sign)], self.value(left), self.value(right))
+            case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in COMPARISONS:
+                return self.binary(COMPARISONS[type(sign)], self.value(left), self.value(right))
             case ast.Attribute(value=inner, attr=("T" | "H") as how):
                 return self.transposed(self.value(inner), how)
             case ast.Call(func=ast.Attribute(value=inner, attr="conj"), args=[], keywords=[]):
                 return self.transposed(self.value(inner), "conj")
             case ast.Call(func=ast.Name(id=name)):
                 return self.call(name.replace(PRIME, "'"), node)
-        raise Fault(OptionError, f"there are + - * / @, .T, .H, .conj(), {', '.join(FUNCTIONS)}; {RULE}")
+        raise Fault(OptionError, f"there are + - * / ** @ > >= < <=, .T, .H, .conj(), {', '.join(FUNCTIONS)}; {RULE}")
 
     def lookup(self, name: str) -> Value:
         self.read_names.add(name)
@@ -191,17 +200,25 @@ class _Reader:
         if name not in FUNCTIONS:
             raise Fault(OptionError, f"there is no function {name}; there are {', '.join(FUNCTIONS)}", node.func)
         keywords = [x.arg for x in node.keywords]
-        second = [*node.args[1:], *(x.value for x in node.keywords if x.arg == "axis" and name == "sum")]
-        most = {"sum": (0, 1), "broadcast_to": (1, 1)}.get(name, (0, 0))
-        if not node.args or not most[0] <= len(second) <= most[1] or keywords not in ([], ["axis"] * (name == "sum")):
-            takes = {"sum": "sum(X, 0) or sum(X, 1)", "broadcast_to": "broadcast_to(b, (rows, columns))"}
-            raise Fault(OptionError, f"{name} is written {takes.get(name, f'{name}(X)')}", node)
+        second = [*node.args[1:], *(x.value for x in node.keywords if x.arg == "axis" and name in ALONG)]
+        most = (0, 1) if name in ALONG else {"broadcast_to": (1, 1), "where": (2, 2)}.get(name, (0, 0))
+        if not node.args or not most[0] <= len(second) <= most[1] or keywords not in ([], ["axis"] * (name in ALONG)):
+            takes = {"broadcast_to": "broadcast_to(b, (rows, columns))", "where": "where(X > Y, A, B)"}
+            along = f"{name}(X, 0) or {name}(X, 1)" if name in ALONG else f"{name}(X)"
+            raise Fault(OptionError, f"{name} is written {takes.get(name, along)}", node)
         x = self.value(node.args[0])
         if name == "broadcast_to":
             return self.graph.spread(x, _shape(second[0]))
         if isinstance(x, Constant):
+            if name in ("exp", "log", "sqrt", "tanh"):
+                return _of_number(name, x.value)
             raise Fault(OptionError, f"{name} takes a matrix, not the number {x.value}", node)
-        return self.graph.sum(x, _axes(second)) if name == "sum" else self.graph.applied(name, x)
+        if name in ALONG:
+            axes = _axes(second) if second or ALONG[name] is None else (ALONG[name] or 0,)
+            if name in REDUCTIONS:
+                return self.graph.reduced(name, x, axes)
+            return self.graph.softmax(x, axes) if name == "softmax" else self.graph.layer_norm(x, axes)
+        return self.graph.applied(name, x, *map(self.value, second))
 
 
 def _literal(node: ast.expr) -> Any:
@@ -228,6 +245,13 @@ def _shape(said: ast.expr) -> tuple[int, int]:
     return shape
 
 
+def _of_number(name: str, x: Any) -> Constant:
+    try:
+        return Constant.of(getattr(math, name)(x))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Fault(OptionError, f"{name}({x}): {error}") from None
+
+
 def _computed(sign: str, a: Any, b: Any) -> Constant:
     try:
         match sign:
@@ -239,6 +263,10 @@ def _computed(sign: str, a: Any, b: Any) -> Constant:
                 return Constant.of(a * b)
             case "/":
                 return Constant.of(a / b)
+            case "**":
+                return Constant.of(a**b)
     except (ZeroDivisionError, OverflowError) as error:
         raise Fault(OptionError, f"{error}") from None
-    raise Fault(OptionError, "@ takes two matrices; * multiplies by a number")
+    if sign == "@":
+        raise Fault(OptionError, "@ takes two matrices; * multiplies by a number")
+    raise Fault(OptionError, f"{sign} compares two numbers; it takes a matrix")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import compiles
-from rma_mm.kernels.epilogue.pointwise import Fused, apply, sum_axes
+from rma_mm.kernels.epilogue.pointwise import Fused, apply, reduce_axes
 from rma_mm.policy.model.cost_model import CostBreakdown
 from rma_mm.policy.planner.chain_steps import Step
 from rma_mm.runtime.execution.executor import Executable, Running
@@ -164,8 +164,8 @@ class AxisSums(StepPlaces, Action):
         own, factor = here[self.own], self.step.factors[0]
         source = here[place].T if factor.transposed else here[place]
         if own.tile.size:
-            own.mesh.progress.during(partial(sum_axes, source.tile, self.step.axes, own.tile))
-            if factor.conjugated:
+            own.mesh.progress.during(partial(reduce_axes, self.step.reduction, source.tile, self.step.axes, own.tile))
+            if factor.conjugated and own.tile.dtype.kind == "c":
                 np.conjugate(own.tile, out=own.tile)
 
 

@@ -76,7 +76,8 @@ def plan_chain(
     steps : str or sequence of str
         Assignments as "H = gelu(X @ W + b)"; later steps may read earlier results. Operators are @ and, with
         NumPy's broadcasting, + - * /; a bias is (n,), (1, n) or (m, 1). Functions are .T, .H, .conj(), gelu, relu,
-        their derivatives gelu' and relu', sum(X, 0), sum(X, 1) and broadcast_to(b, (m, n)).
+        their derivatives gelu' and relu', exp, log, sqrt, tanh, sigmoid and where(X > Y, A, B). Along an axis there are
+        sum(X, 0), max(X, 1), softmax(X), layer_norm(X) and broadcast_to(b, (m, n)).
     mesh : Mesh, optional
         The mesh of an input, or else the default mesh, if not given.
     outputs : sequence of str, optional
