@@ -25,6 +25,12 @@ def _phi(x: Any) -> Any:
     return (1 + np.vectorize(erf, otypes=[float])(x / np.sqrt(2))) / 2
 
 
+def _batches(multiply: Any, a: Any, b: Any, groups: int) -> Any:
+    parts = (x.reshape(groups, len(x) // groups, x.shape[1]) for x in (a, b))
+    made = np.asarray(multiply(*parts))
+    return made.reshape(-1, made.shape[-1]).view(Dense)
+
+
 FUNCTIONS = {
     "gelu": lambda x: (x * _phi(x)).astype(x.dtype),
     "gelu_slope": lambda x: (_phi(x) + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)).astype(x.dtype),
@@ -39,6 +45,13 @@ FUNCTIONS = {
     "softmax": lambda x, axis=1: np.exp(x - x.max(axis, keepdims=True))
     / np.exp(x - x.max(axis, keepdims=True)).sum(axis, keepdims=True),
     "layer_norm": lambda x, axis=1: (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + 1e-5),
+    "bmm": lambda a, b, groups: _batches(np.matmul, a, b, groups),
+    "bmm_nt": lambda a, b, groups: _batches(lambda x, y: x @ y.swapaxes(1, 2), a, b, groups),
+    "bmm_tn": lambda a, b, groups: _batches(lambda x, y: x.swapaxes(1, 2) @ y, a, b, groups),
+    "split_heads": lambda x, groups, heads: np.concatenate(
+        [part for group in np.split(x, groups) for part in np.split(group, heads, axis=1)]).view(Dense),
+    "merge_heads": lambda x, groups, heads: np.concatenate(
+        [np.concatenate(np.split(group, heads), axis=1) for group in np.split(x, groups)]).view(Dense),
     **{name: getattr(np, name) for name in ("exp", "log", "sqrt", "tanh")},
 }
 

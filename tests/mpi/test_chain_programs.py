@@ -77,6 +77,32 @@ def test_functions_between_products_and_their_gradients(comm):
         assert np.allclose(found["S"].to_numpy().sum(0), 1) and np.allclose(found["L"].to_numpy().mean(0), 0)
 
 
+ATTENTION = [
+    "Q = split_heads(X @ Wq + bq, 4, 2)", "K = split_heads(X @ Wk, 4, 2)", "V = split_heads(X @ Wv, 4, 2)",
+    "P = softmax(bmm_nt(Q, K, 8) * 0.5)", "Y = X + merge_heads(bmm(P, V, 8), 4, 2) @ Wo",
+]
+
+
+@parallel(ranks=(1, 4, 3, 6), env=("node", "cliques"))
+def test_attention_of_batches_and_heads(comm):
+    """Forward and backward, with as many batches as ranks, more and fewer; of both floats."""
+    rng = np.random.default_rng(4)
+    shapes = {"X": (20, 6), "Wq": (6, 6), "Wk": (6, 6), "Wv": (6, 6), "Wo": (6, 6), "bq": (1, 6), "dY": (20, 6)}
+    with Mesh(comm.size, comm) as mesh:
+        for dtype, close in (("float64", 1e-12), ("float32", 1e-5)):
+            known = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+            free = {name: (shape, dtype) for name, shape in shapes.items() if name != "dY"}
+            with rma_mm.plan_chain(ATTENTION, mesh, **free) as chain:
+                steps = [*ATTENTION, *chain.backward("Y")]
+            with rma_mm.plan_chain(steps, mesh, outputs=["P"], dY=(shapes["dY"], dtype), **free) as chain:
+                assert "bmm_nt(Q, K, 8)" in str(chain) and "groups" in str(chain)
+                given = {name: DistMatrix.from_numpy(x, mesh, chain.layouts[name]) for name, x in known.items()}
+                found, wanted = chain.execute(**given), by_numpy(steps, known)
+                assert {"Y", "P", "dX", "dWq", "dWk", "dWv", "dWo", "dbq"} <= set(found)
+                for name, x in found.items():
+                    assert np.allclose(x.to_numpy(), wanted[name], rtol=close, atol=close), name
+
+
 @parallel(ranks=(3,), env=("node",))
 def test_types_and_inputs_of_any_kind(comm):
     """Halves, summands, turned memory, uneven, cyclic, shifted placements, nothing at all; a rank beyond the mesh."""

@@ -555,3 +555,54 @@ def test_a_layer_is_unpickled_onto_an_open_mesh(comm):
         pickle.loads(raw)
     with Mesh((1, 2), comm):
         assert pickle.loads(raw).mesh.grid.dims == (1, 2)
+
+
+LAYER = [
+    "N1 = layer_norm(X) * g1 + c1", "Q = split_heads(N1 @ Wq + bq, 4, 8)", "K = split_heads(N1 @ Wk + bk, 4, 8)",
+    "V = split_heads(N1 @ Wv + bv, 4, 8)", "S = softmax(bmm_nt(Q, K, 32) * scale)",
+    "A = X + merge_heads(bmm(S, V, 32), 4, 8) @ Wo + bo", "N2 = layer_norm(A) * g2 + c2",
+    "Y = A + gelu(N2 @ W1 + b1) @ W2 + b2",
+]
+"""A transformer layer of 8 heads for a batch of 4, as PyTorch's with norm_first."""
+
+
+@parallel(ranks=(4,), env=("node",), timeout=240)
+def test_a_transformer_layer_as_one_chain(comm):
+    """Forward and backward, 512 wide, of 128 positions, beside torch in float64."""
+    wide, positions = 512, 128
+    with Mesh(4, comm) as mesh, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(
+            wide, 8, 2048, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        ).double()
+        x = torch.randn(4, positions, wide, dtype=torch.float64, requires_grad=True)
+        y = layer(x)
+        dy = torch.randn_like(y)
+        y.backward(dy)
+        own = layer.self_attn
+        cuts = [slice(n * wide, (n + 1) * wide) for n in range(3)]
+        rows = {"bo": own.out_proj.bias, "g1": layer.norm1.weight, "c1": layer.norm1.bias, "g2": layer.norm2.weight,
+                "c2": layer.norm2.bias, "b1": layer.linear1.bias, "b2": layer.linear2.bias}
+        turned = {"Wo": own.out_proj.weight, "W1": layer.linear1.weight, "W2": layer.linear2.weight}
+
+        def arrays(of):
+            found = {name: of(each).detach().numpy()[None] for name, each in rows.items()}
+            found |= {name: of(each).detach().numpy().T for name, each in turned.items()}
+            weight, bias = of(own.in_proj_weight).detach().numpy(), of(own.in_proj_bias).detach().numpy()
+            for name, cut in zip("qkv", cuts, strict=True):
+                found |= {f"W{name}": weight[cut].T, f"b{name}": bias[cut][None]}
+            return found | {"X": of(x).detach().numpy().reshape(-1, wide)}
+
+        inputs, wanted = arrays(lambda each: each), arrays(lambda each: each.grad)
+        free = {name: (each.shape, "float64") for name, each in inputs.items()} | {"scale": (wide // 8) ** -0.5}
+        with rma_mm.plan_chain(LAYER, mesh, **free) as chain:
+            steps = [*LAYER, *chain.backward("Y")]
+        inputs["dY"] = dy.numpy().reshape(-1, wide)
+        free["dY"] = inputs["dY"].shape, "float64"
+        with rma_mm.plan_chain(steps, mesh, **free) as chain:
+            given = {name: DistMatrix.from_numpy(each, mesh, chain.layouts[name]) for name, each in inputs.items()}
+            found = {name: each.to_numpy() for name, each in chain.execute(**given, scale=free["scale"]).items()}
+        assert {f"d{name}" for name in wanted} <= set(found)
+        wanted = {f"d{name}": each for name, each in wanted.items()} | {"Y": y.detach().numpy().reshape(-1, wide)}
+        for name, each in wanted.items():
+            assert np.abs(found[name] - each).max() <= 1e-12 * max(1, np.abs(each).max()), name

@@ -13,6 +13,7 @@ from rma_mm.elements import pointwise
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.elements.pointwise import Constant, Pointwise, result_of
 from rma_mm.errors import DtypeError, OptionError, ShapeError
+from rma_mm.kernels.epilogue.groups import do_groups
 from rma_mm.kernels.epilogue.pointwise import apply, reduce_axes
 from rma_mm.policy.planner import chain_gradients
 from rma_mm.policy.planner.chain_gradients import gradients
@@ -142,6 +143,8 @@ def run(steps: tuple[Step, ...], inputs: dict, made: dict) -> dict:
             reduce_axes(step.reduction, factors[0], step.axes, out)
         if step.is_product:
             np.matmul(*factors, out=out)
+        if step.grouped is not None:
+            do_groups(step.grouped[0], step.grouped[2], step.grouped[1], list(map(value, step.others)), out)
         if step.work is not None:
             apply(step.work, [*[out] * step.is_product, *map(value, step.others)], out)
         known[step.result] = out
@@ -214,14 +217,16 @@ SMOOTH = (
     "Y = X**3 - 2 ** X", "Y = (X * X + 1) ** (X + 2)", "Y = where(X > 0.1, X * X, exp(X))", "Y = softmax(X)",
     "Y = softmax(X, 0) * X", "Y = softmax(X, axis=1) @ W", "Y = layer_norm(X) * 2 + b", "Y = layer_norm(X, 0)",
     "Y = max(X, 1) * X", "Y = max(X)", "Y = max(X, 0)", "Y = X / bound(X * 0 + 2, 1)",
-    "Y = sigmoid(X @ W) / (1 + exp(X @ W))",
+    "Y = sigmoid(X @ W) / (1 + exp(X @ W))", "Y = bmm_nt(B, C, 3) * 2", "Y = bmm(bmm_nt(B, C, 3), C, 3)",
+    "Y = bmm_tn(B, B * 2, 3)", "Y = bmm_tn(B, tanh(B), 2)", "Y = merge_heads(softmax(bmm_nt(H, H, 6)), 3, 2)",
+    "Y = split_heads(B, 3, 2) * 3", "Y = merge_heads(split_heads(B, 2, 4) ** 2, 2, 4) + B", "Y = merge_heads(H, 3, 2)",
 )
 
 
 @pytest.mark.parametrize("step", SMOOTH)
 def test_functions_and_their_gradients(step: str) -> None:
     rng = np.random.default_rng(7)
-    shapes = {"X": (5, 4), "W": (4, 3), "b": (1, 4)}
+    shapes = {"X": (5, 4), "W": (4, 3), "b": (1, 4), "B": (6, 4), "C": (9, 4), "H": (12, 2)}
     inputs = {name: rng.standard_normal(shape) for name, shape in shapes.items() if re.search(rf"\b{name}\b", step)}
     graph = graph_with([step], inputs)
     steps, nodes = steps_of(graph, ["Y"])
@@ -320,6 +325,11 @@ def test_gradients_that_there_are_not(
         (["Y = X + X'"], OptionError, ["reads X'"], 8),
         (["A = X @ W", "A = X"], OptionError, ["'A = X'", "makes A", "made before"], 0),
         (["X = X @ W"], OptionError, ["makes X", "given"], 0),
+        (["Y = bmm(X, X, 2)"], ShapeError, ["2 groups"], 4),
+        (["Y = bmm_nt(X, W)"], OptionError, ["written bmm_nt(A, B, groups)"], 4),
+        (["Y = bmm_nt(X, W, 0)"], OptionError, ["at least 1"], 17),
+        (["Y = split_heads(X, 1, 2)"], ShapeError, ["2 heads"], 4),
+        (["Y = bmm(X.T, X, 1)"], ShapeError, ["bmm_tn"], 4),
         (["Y = softmax(X, 2)"], OptionError, ["the axis is 0"], 15),
         (["Y = where(X, X)"], OptionError, ["written where(X > Y, A, B)"], 4),
         (["Y = X > W > X"], OptionError, ["there are"], 4),

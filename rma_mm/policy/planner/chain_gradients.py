@@ -12,7 +12,9 @@ from rma_mm.elements.dtypes import rank
 from rma_mm.elements.pointwise import OPERATIONS, Constant, bare
 from rma_mm.errors import DtypeError, OptionError, quoted
 from rma_mm.policy.planner.chain_graph import (
+    BATCHED,
     BOUND,
+    GROUPED,
     INPUT,
     MAX,
     PRODUCT,
@@ -92,6 +94,8 @@ class _Reverse:
             yield node.reads[0], f"{g}.T"
         elif node.op == BOUND:
             return
+        elif node.op in GROUPED:
+            yield from zip(node.reads, grouped_gradients(node, texts, g), strict=True)
         elif node.op == MAX:  # shared among equal ones, as by torch.amax
             of, axes = texts[0], f", {node.note[0]}" * (len(node.note) == 1)
             hit = f"where({bare(of)} >= {self.text(n)}, {of} * 0 + 1, {of} * 0)"
@@ -141,12 +145,29 @@ class _Reverse:
             return f"({texts[0]} @ {texts[1]})"
         if node.op == TURN:
             return f"{texts[0]}.T"
+        if node.op in GROUPED:
+            numbers = node.note[:1] if node.op in BATCHED else node.note
+            return f"{node.op}({', '.join([*map(bare, texts), *map(str, numbers)])})"
         if node.op in REDUCTIONS:
             return f"{node.op}({bare(texts[0])}{f', {node.note[0]}' * (len(node.note) == 1)})"
         if node.op == SPREAD:
             return f"broadcast_to({bare(texts[0])}, {node.shape})"
         template = OPERATIONS[node.op].text
         return template.format(*(map(bare, texts) if template[0].isalpha() else texts))
+
+
+def grouped_gradients(node: Node, texts: list[str], g: str) -> list[str]:
+    """Return the gradients of the operands of work on groups of rows, for the gradient `g` of its result."""
+    groups, heads = node.note
+    if node.op not in BATCHED:
+        reverse = "merge_heads" if node.op == "split_heads" else "split_heads"
+        return [f"{reverse}({g}, {groups}, {heads})"]
+    a, b = map(bare, texts)
+    one, other = {
+        "bmm": (f"bmm_nt({g}, {b}", f"bmm_tn({a}, {g}"), "bmm_nt": (f"bmm({g}, {b}", f"bmm_tn({g}, {a}"),
+        "bmm_tn": (f"bmm_nt({b}, {g}", f"bmm({a}, {g}"),
+    }[node.op]
+    return [f"{one}, {groups})", f"{other}, {groups})"]
 
 
 def _transposed(text: str) -> str:

@@ -23,6 +23,9 @@ INPUT, PRODUCT, TURN, SUM, SPREAD = "input", "@", "turn", "sum", "broadcast_to"
 MAX, BOUND = "max", "bound"
 """Largest elements along axes; the gradient of the second is taken to be 0."""
 REDUCTIONS = (SUM, MAX, BOUND)
+BATCHED = {"bmm": "nn", "bmm_nt": "nt", "bmm_tn": "tn"}
+"""Products of each group of rows by itself, and which of the operands' groups are transposed (t)."""
+GROUPED = (*BATCHED, "split_heads", "merge_heads")
 LAYER_EPS = 1e-5  # added to variances in `layer_norm`, as PyTorch does by default
 
 
@@ -30,11 +33,11 @@ LAYER_EPS = 1e-5  # added to variances in `layer_norm`, as PyTorch does by defau
 class Node:
     """A matrix, and the operation that makes it."""
 
-    op: str  # INPUT, PRODUCT, TURN, SPREAD, one of `REDUCTIONS`, or an element-wise operation
+    op: str  # INPUT, PRODUCT, TURN, SPREAD, one of `REDUCTIONS` or `GROUPED`, or an element-wise operation
     args: tuple[Value, ...]
     shape: Shape
     dtype: np.dtype[Any]
-    note: Any = None  # name of an input, how a matrix is turned, the axes that are reduced
+    note: Any = None  # name of an input, how a matrix is turned, the axes that are reduced, (groups, heads)
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -111,6 +114,41 @@ class Graph:
             raise DtypeError(f"{op} of {node.dtype.name}; complex numbers have no order")
         shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(node.shape))
         return self.add(op, (x,), (shape[0], shape[1]), node.dtype, axes)
+
+    def batched(self, op: str, a: int, b: int, groups: int) -> int:
+        """Return one of `BATCHED` of matrices that hold `groups` matrices one below the other. Raises ShapeError."""
+        one, other = self.nodes[a], self.nodes[b]
+        rows = [self._rows(x, groups) for x in (a, b)]
+        (m, k), (k2, n) = (
+            (columns, height) if turn == "t" else (height, columns)
+            for turn, height, columns in zip(BATCHED[op], rows, (one.shape[1], other.shape[1]), strict=True)
+        )
+        if k != k2:
+            raise ShapeError(f"the inner dimensions of each of {groups} products, {k} and {k2}, must be equal")
+        return self.add(op, (a, b), (groups * m, n), self.product_dtype(one.dtype, other.dtype), (groups, 1))
+
+    def regrouped(self, op: str, x: int, groups: int, heads: int) -> int:
+        """Return heads side by side as heads one below the other within each group, or the reverse. Raises ShapeError.
+
+        op: "split_heads" or "merge_heads".
+        """
+        node, rows = self.nodes[x], self._rows(x, groups)
+        is_split = op == "split_heads"
+        if heads < 1 or (node.shape[1] if is_split else rows) % heads:
+            raise ShapeError(f"{node.shape} of {groups} groups does not hold {heads} heads of equal size")
+        shape = (groups * rows * heads, node.shape[1] // heads) if is_split else (
+            groups * (rows // heads), node.shape[1] * heads
+        )
+        return self.add(op, (x,), shape, node.dtype, (groups, heads))
+
+    def _rows(self, x: int, groups: int) -> int:
+        """Return the rows of each of some groups. Raises ShapeError."""
+        if self.nodes[x].op == TURN:
+            raise ShapeError("transposed matrices have no groups of rows; bmm_nt and bmm_tn transpose each")
+        rows = self.nodes[x].shape[0]
+        if groups < 1 or rows % groups:
+            raise ShapeError(f"{self.nodes[x].shape} does not hold {groups} groups of equal numbers of rows")
+        return rows // groups
 
     def softmax(self, x: int, axes: tuple[int, ...]) -> int:
         """Return exp(x) divided by its sums over `axes`: shifted by the largest, so that nothing overflows."""

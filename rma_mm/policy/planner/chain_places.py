@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
 from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import cuts_by_speed
 from rma_mm.policy.model.cost_model import CostModel, estimate
@@ -20,7 +22,7 @@ from rma_mm.policy.model.machine import COPY
 from rma_mm.policy.model.traffic import Phase, TrafficItem, Workload
 from rma_mm.policy.model.volumes import reduction_phase
 from rma_mm.policy.planner.candidates import Request, about_seconds, single_layouts
-from rma_mm.policy.planner.chain_graph import SUM, Shape
+from rma_mm.policy.planner.chain_graph import BATCHED, SUM, Shape
 from rma_mm.policy.planner.chain_steps import Factor, Step
 from rma_mm.schedule.algorithm import same_place
 from rma_mm.schedule.lowering.decisions import NARROW
@@ -124,6 +126,38 @@ def summands(step: Step, layout: Layout, mesh: MeshShape) -> Layout | None:
     return replace(layout, splits=splits, partial=(*layout.partial, *cut))
 
 
+def group_layout(mesh: MeshShape, shape: Shape, groups: int) -> Layout:
+    """Return the placement that deals whole groups of rows out to all ranks, as evenly as it can be."""
+    rows = shape[0] // groups
+    edges = tuple(float(n * groups // mesh.size * rows) for n in range(mesh.size + 1))
+    return Layout(((Level(mesh.names, "bounds", edges),), ()))
+
+
+def beside_groups(
+    mesh: MeshShape, step: Step, layout: Layout, shapes: Mapping[str, Shape]
+) -> tuple[Layout, ...] | None:
+    """Return the placements of the operands of work on groups for a placement of its result; None if none will do."""
+    assert step.grouped is not None
+    groups = step.grouped[1]
+    if not same_place(layout, group_layout(mesh, shapes[step.result], groups), shapes[step.result], mesh):
+        return None
+    return tuple(group_layout(mesh, shapes[x.name], groups) for x in step.others)
+
+
+def grouped_seconds(mesh: MeshShape, step: Step, shapes: Mapping[str, Shape], cost_model: CostModel) -> float:
+    """Return seconds of work on groups: their products, and what passes through memory, on the rank with most."""
+    assert step.grouped is not None
+    name, groups, _ = step.grouped
+    share = -(-groups // mesh.size) / groups
+    elements = sum(prod(shapes[each]) for each in (step.result, *(x.name for x in step.others)))
+    seconds = cost_model.machine.cost("own", COPY).seconds(share * elements * cost_model.itemsize, 0.0)
+    if name not in BATCHED:
+        return seconds
+    (rows, n), (height, columns) = shapes[step.result], shapes[step.others[0].name]
+    k = height if BATCHED[name] == "tn" else groups * columns
+    return seconds + share * groups * cost_model.local.seconds(rows / groups, n, k / groups)
+
+
 def matching_layout(layout: Layout, among: Sequence[Layout], shape: Shape, mesh: MeshShape) -> Layout | None:
     return next((each for each in among if same_place(each, layout, shape, mesh)), None)
 
@@ -146,6 +180,11 @@ def all_places(
     for name in ("", *names):  # what is placed by nothing else lies anywhere
         if name and not places[name]:
             places[name] += placements(mesh, shapes[name], False)
+        for step in steps if not name else ():
+            for each in () if step.grouped is None else (step.result, *(x.name for x in step.others)):
+                wanted = group_layout(mesh, shapes[each], step.grouped[1] if step.grouped else 1)
+                if matching_layout(wanted, places[each], shapes[each], mesh) is None:
+                    places[each].append(wanted)
         while any(_spread(mesh, step, shapes, places) for step in steps):
             pass
     return {name: tuple(each) for name, each in places.items()}
@@ -155,6 +194,8 @@ def _spread(
     mesh: MeshShape, step: Step, shapes: Mapping[str, Shape], places: dict[str, list[Layout]]
 ) -> bool:
     """Add a step's operand placements to its result's, and the reverse; return whether any were new."""
+    if step.grouped is not None:
+        return False
     shape, added = shapes[step.result], list[tuple[str, Layout | None]]()
     for layout in places[step.result]:
         added += [(x.name, beside(layout, shape, x, shapes[x.name])) for x in step.others]

@@ -23,6 +23,8 @@ Places = tuple[Layout, ...]  # placements of several matrices
 
 BEAM = 2000
 """States that are kept after each step. Chains that need more are no longer placed exactly; no worse than greedily."""
+STATES = 40_000
+"""States that are kept after all steps of a chain together, `BEAM` after each at most; planning takes time."""
 NARROW = 16  # states that are kept when a first answer is looked for
 ROUNDING = 1e-9  # by which sums of the same seconds may differ
 DOMINATORS = 64
@@ -91,7 +93,8 @@ def jointly(question: Question, may_convert: bool = True) -> Answer:
         with suppress(AlgorithmError):  # where one product after the other comes to a dead end
             found.append(search.greedy())
     limit = min((node.seconds for node in found if node is not None), default=inf)
-    last, is_exact = search.run(may_convert, BEAM, limit)
+    beam = min(BEAM, max(NARROW, STATES // max(1, len(question.steps))))
+    last, is_exact = search.run(may_convert, beam, limit)
     ends = [node for node in (last, *found) if node is not None]
     return replace(search.answer(min(ends, key=lambda node: node.seconds, default=None)), is_exact=is_exact)
 

@@ -14,7 +14,18 @@ from functools import cached_property
 
 from rma_mm.elements.pointwise import Constant, Pointwise
 from rma_mm.errors import OptionError, truncate
-from rma_mm.policy.planner.chain_graph import PRODUCT, REDUCTIONS, SPREAD, SUM, TURN, TURNS, Graph, Value
+from rma_mm.policy.planner.chain_graph import (
+    BATCHED,
+    GROUPED,
+    PRODUCT,
+    REDUCTIONS,
+    SPREAD,
+    SUM,
+    TURN,
+    TURNS,
+    Graph,
+    Value,
+)
 
 COPY = Pointwise(1, (), 0)  # what gives a matrix another name
 
@@ -54,6 +65,8 @@ class Step:
     work: Pointwise | None = None  # element-wise work on the product, if it is one, and the others
     axes: tuple[int, ...] = ()  # those that are reduced
     reduction: str = SUM  # one of `REDUCTIONS`, if there are axes
+    grouped: tuple[str, int, int] | None = None
+    """Work on groups of rows of the others, each by itself: one of `GROUPED`, groups, heads."""
 
     @property
     def reads(self) -> tuple[Factor, ...]:
@@ -67,6 +80,10 @@ class Step:
         if self.axes:
             axis = f", {self.axes[0]}" if len(self.axes) == 1 else ""
             return f"{self.result} = {self.reduction}({self.factors[0]}{axis})"
+        if self.grouped is not None:
+            name, groups, heads = self.grouped
+            numbers = (groups,) if name in BATCHED else (groups, heads)
+            return f"{self.result} = {name}({', '.join(map(str, (*self.others, *numbers)))})"
         product = " @ ".join(map(str, self.factors))
         if self.work is None:
             return f"{self.result} = {product}"
@@ -155,6 +172,9 @@ class _Grouping:
             node = nodes[n]
             if self.graph.is_elementwise[n]:
                 found.append(self.elementwise(n, self.names[n]))
+            elif node.op in GROUPED:
+                others = tuple(map(self.factor, node.reads))
+                found.append(Step(self.names[n], others=others, grouped=(node.op, *node.note)))
             elif node.op in REDUCTIONS:
                 found.append(Step(self.names[n], (self.factor(node.reads[0]),), axes=node.note, reduction=node.op))
             elif node.op == PRODUCT and n not in fused:

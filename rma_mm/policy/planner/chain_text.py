@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 from rma_mm.elements.pointwise import Constant
 from rma_mm.errors import OptionError, RmaError, ShapeError, truncate
-from rma_mm.policy.planner.chain_graph import REDUCTIONS, TURNS, Graph, Value
+from rma_mm.policy.planner.chain_graph import BATCHED, GROUPED, REDUCTIONS, TURNS, Graph, Value
 
 RULE = "a step reads NAME = EXPRESSION, as 'H = gelu(X @ W + b)' or 'dW = X.T @ dY'"
 FUNCTIONS = (
     "gelu", "relu", "gelu'", "relu'", "exp", "log", "sqrt", "tanh", "sigmoid", "where", "sum", "max", "bound",
-    "softmax", "layer_norm", "broadcast_to",
+    "softmax", "layer_norm", "broadcast_to", *GROUPED,
 )
+ARGUMENTS = {"broadcast_to": (1, 1), "where": (2, 2), **dict.fromkeys(GROUPED, (2, 2))}
+"""The least and most arguments behind the first, of functions that take any."""
 ALONG = {"sum": None, "max": None, "bound": None, "softmax": 1, "layer_norm": 1}
 """Functions that take an axis, and the one that they take if none is named; None for both axes."""
 PRIME = "ʹ"  # stands for ' behind a name, so that Python takes both for one; as wide, so that columns stay right
@@ -201,9 +203,11 @@ class _Reader:
             raise Fault(OptionError, f"there is no function {name}; there are {', '.join(FUNCTIONS)}", node.func)
         keywords = [x.arg for x in node.keywords]
         second = [*node.args[1:], *(x.value for x in node.keywords if x.arg == "axis" and name in ALONG)]
-        most = (0, 1) if name in ALONG else {"broadcast_to": (1, 1), "where": (2, 2)}.get(name, (0, 0))
+        most = (0, 1) if name in ALONG else ARGUMENTS.get(name, (0, 0))
         if not node.args or not most[0] <= len(second) <= most[1] or keywords not in ([], ["axis"] * (name in ALONG)):
             takes = {"broadcast_to": "broadcast_to(b, (rows, columns))", "where": "where(X > Y, A, B)"}
+            takes |= {op: f"{op}(A, B, groups)" for op in BATCHED}
+            takes |= {op: f"{op}(X, groups, heads)" for op in GROUPED if op not in BATCHED}
             along = f"{name}(X, 0) or {name}(X, 1)" if name in ALONG else f"{name}(X)"
             raise Fault(OptionError, f"{name} is written {takes.get(name, along)}", node)
         x = self.value(node.args[0])
@@ -213,6 +217,13 @@ class _Reader:
             if name in ("exp", "log", "sqrt", "tanh"):
                 return _of_number(name, x.value)
             raise Fault(OptionError, f"{name} takes a matrix, not the number {x.value}", node)
+        if name in BATCHED:
+            other = self.value(second[0])
+            if isinstance(other, Constant):
+                raise Fault(OptionError, f"{name} takes two matrices, not the number {other.value}", node)
+            return self.graph.batched(name, x, other, _count(second[1]))
+        if name in GROUPED:
+            return self.graph.regrouped(name, x, _count(second[0]), _count(second[1]))
         if name in ALONG:
             axes = _axes(second) if second or ALONG[name] is None else (ALONG[name] or 0,)
             if name in REDUCTIONS:
@@ -236,6 +247,13 @@ def _axes(said: list[ast.expr]) -> tuple[int, ...]:
     if axis not in (0, 1, -1, -2) or isinstance(axis, bool):
         raise Fault(OptionError, "the axis is 0, for sums of columns, or 1, for sums of rows", said[0])
     return (axis % 2,)
+
+
+def _count(said: ast.expr) -> int:
+    number = _literal(said)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise Fault(OptionError, "groups and heads are whole numbers of at least 1", said)
+    return number
 
 
 def _shape(said: ast.expr) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import compiles
+from rma_mm.kernels.epilogue.groups import do_groups
 from rma_mm.kernels.epilogue.pointwise import Fused, apply, reduce_axes
 from rma_mm.policy.model.cost_model import CostBreakdown
 from rma_mm.policy.planner.chain_steps import Step
@@ -146,6 +147,20 @@ class Elementwise(StepPlaces, Action):
         assert self.step.work is not None
         call = partial(apply, self.step.work, self.others(here), made.tile, compiles(self.kernel, made.shape))
         made.mesh.progress.during(call)
+
+
+@dataclass
+class GroupWork(StepPlaces, Action):
+    """Work on groups of rows: each rank has whole ones."""
+
+    cost: CostBreakdown
+
+    def work(self, here: Here) -> None:
+        made = here[self.result]
+        assert self.step.grouped is not None
+        name, groups, heads = self.step.grouped
+        own = len(made.tile) * groups // max(1, made.shape[0])
+        made.mesh.progress.during(partial(do_groups, name, heads, own, self.others(here), made.tile))
 
 
 @dataclass

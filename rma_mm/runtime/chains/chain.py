@@ -23,6 +23,7 @@ from rma_mm.runtime.chains.actions import (
     AxisSums,
     Conversion,
     Elementwise,
+    GroupWork,
     Multiplication,
     Place,
     StepPlaces,
@@ -219,7 +220,7 @@ class ChainPlan:
     def _in_force(self, step: Step, placed: PlacedStep, plans: Iterator[Plan]) -> tuple[str, float]:
         """Return the algorithm that does a step now, and its predicted seconds."""
         if not step.is_product:
-            return "sums" if step.axes else "element-wise", placed.seconds
+            return "sums" if step.axes else "groups" if step.grouped else "element-wise", placed.seconds
         plan = next(plans, None)
         return ("", placed.seconds) if plan is None else (plan.algorithm, plan.choice.chosen.seconds)
 
@@ -412,7 +413,7 @@ class ChainPlan:
         """Return bytes that element-wise steps take for pieces, one after the other."""
         sizes = [0]
         for step, placed in zip(self.chain.steps, self.answer.steps, strict=True):
-            if not step.is_product and not step.axes:
+            if not step.is_product and not step.axes and step.grouped is None:
                 sizes.append(work_bytes(self._nbytes(step.result, placed.layouts[-1])))
         return max(sizes)
 
@@ -452,6 +453,8 @@ class ChainPlan:
             self._actions.append(Multiplication(step, layouts, plan))
         elif step.axes:
             self._add_sums(placed, CostBreakdown(seconds))
+        elif step.grouped is not None:
+            self._actions.append(GroupWork(step, layouts, CostBreakdown(seconds)))
         else:
             self._actions.append(Elementwise(step, layouts, CostBreakdown(seconds), self._prices.cost_model.kernel))
 

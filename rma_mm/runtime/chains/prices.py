@@ -18,8 +18,10 @@ from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_places import (
     all_places,
     beside,
+    beside_groups,
     conversion_seconds,
     elementwise_seconds,
+    grouped_seconds,
     matching_layout,
     product_seconds,
     summands,
@@ -108,6 +110,11 @@ class Prices:
         step = self.chain.steps[number]
         if step.axes:
             return self.sums(number, *layouts)
+        if step.grouped is not None:
+            if beside_groups(self.mesh.grid, step, layouts[-1], self.shapes) is None:
+                return inf
+            cost_model = replace(self.cost_model, itemsize=self.chain.matrices[step.result].dtype.itemsize)
+            return grouped_seconds(self.mesh.grid, step, self.shapes, cost_model)
         seconds = 0.0
         if step.is_product:
             known = self.table.get((number, layouts))
@@ -133,8 +140,11 @@ class Prices:
     def beside(self, number: int, layout: Layout) -> Places | None:
         """Return the placements of a step's other operands for a result that is placed so; None if there are none."""
         step, places = self.chain.steps[number], []
-        for x in step.others:
-            wanted = beside(layout, self.shapes[step.result], x, self.shapes[x.name])
+        grouped = None if step.grouped is None else beside_groups(self.mesh.grid, step, layout, self.shapes)
+        if step.grouped is not None and grouped is None:
+            return None
+        for n, x in enumerate(step.others):
+            wanted = grouped[n] if grouped else beside(layout, self.shapes[step.result], x, self.shapes[x.name])
             place = wanted and matching_layout(
                 wanted, self.question.options[x.name], self.shapes[x.name], self.mesh.grid
             )
