@@ -106,7 +106,8 @@ class Interruption:
         for sibling in self._siblings:
             with suppress(OSError):
                 os.kill(sibling, number)
-        if self.rank == 0 and not is_ending():
+        is_said = number == signal.SIGINT and not self.losing and "PMI_FD" in os.environ  # by MPICH's mpiexec
+        if self.rank == 0 and not is_ending() and not is_said:
             lost = f"; {self.losing} was not written" if self.losing else ""
             behind_echo = "\n" * os.isatty(2)  # of ^C
             with suppress(OSError):

@@ -80,7 +80,8 @@ def require_start() -> None:
         if problem:
             raise LonelyRankError(problem)
         if wanted:
-            MPI.Init_thread()
+            level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
+            MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
 
 
 def check_launcher() -> None:

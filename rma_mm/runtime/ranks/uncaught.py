@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -148,7 +149,7 @@ def _end_interrupted(ranks: int) -> None:
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     remove_segments()
-    if ranks > 1 and meet_to_end(PATIENCE):  # some may be inside a long product
+    if ranks > 1 and meet_to_end(2 * PATIENCE, signal.SIGINT):  # some may be inside a long product
         sign_off()  # else mpiexec has to end those that did not come
     os._exit(INTERRUPTED)
 
