@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -249,7 +250,8 @@ def test_lines_of_progress():
     said = staged("lines").splitlines()
     assert said[0].startswith("rma_mm: reading 3 MiB: ")
     assert any(line.startswith("rma_mm: product 1 of 2: ") and "%, " in line and "4 MiB read" in line for line in said)
-    assert staged(None, RMA_MM_PROGRESS="lines") == staged("auto", RMA_MM_PROGRESS="off") != ""
+    for named in (staged(None, RMA_MM_PROGRESS="lines"), staged("auto", RMA_MM_PROGRESS="off")):
+        assert named.startswith("rma_mm: reading 3 MiB: ")
     for silent in (staged("off"), staged("lines", False), staged(None), staged("lines", seconds=0.02)):
         assert silent == ""
 
@@ -285,7 +287,7 @@ def test_the_plan_comes_before_the_product(tmp_path):
     assert [text.split()[0] for text in first] == ["product", "ranks", "algorithm"]
     assert rest.startswith("A ") and "verified   right" in rest
     assert seconds < whole - 0.5
-    assert "rma_mm: product" in (tmp_path / "err").read_text() or whole < 1.5
+    assert whole < 2 or re.search(r"^rma_mm: [a-z].*: .*\d+ s$", (tmp_path / "err").read_text(), re.MULTILINE)
     done = mpirun(2, [*line[4:-4], "--shape", "9,9,9", "--quiet"])
     assert (done.stdout, done.stderr) == ("", "")
 
