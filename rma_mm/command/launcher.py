@@ -45,7 +45,7 @@ def _world(MPI: ModuleType) -> Intracomm:
     """COMM_WORLD, with MPI initialised. Raises LauncherError if the launcher is another library's."""
     started, name = launched_ranks(), library_name(MPI.Get_library_version())
     if not MPI.Is_initialized() and not (started > 1 and is_strange(name)):
-        if problem := clash_problem(name):
+        if problem := clash_problem(MPI.Get_library_version()):
             raise StrangerError(problem)
         if problem := segment_problem():
             raise LauncherError(problem)

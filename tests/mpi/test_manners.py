@@ -322,6 +322,19 @@ def test_variables_by_which_mpich_aborts(tmp_path, words):
     assert "PMI_SIZE and PMIX_NAMESPACE are both set" in done.stderr and "env -u PMIX_NAMESPACE" in done.stderr
 
 
+@pytest.mark.skipif(is_open_mpi(), reason="it is MPICH that aborts")
+@pytest.mark.parametrize("words", usually(1, [["-m", "rma_mm", "run"], ["product.py"]]))
+def test_tasks_of_a_srun_that_speaks_another_protocol(tmp_path, words):
+    """As srun --mpi=pmix sets its variables: MPICH from pip knows no PMIx."""
+    (tmp_path / "product.py").write_text(PROGRAM)
+    pmix = {"PMIX_NAMESPACE": "slurm.pmix.1.0", "PMIX_RANK": "0"}
+    environment = job_environment({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", **pmix})
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done
+    assert "built without; use srun --mpi=pmi2 -n 4" in done.stderr
+
+
 SLURM = """
 ClusterName=trial
 SlurmctldHost={host}(127.0.0.1)

@@ -41,13 +41,20 @@ def lonely_problem(world_size: int, library: str) -> str:
     )
 
 
-def clash_problem(library: str) -> str:
+def clash_problem(text: str) -> str:
     """Return why MPICH would abort in MPI_Init, with the remedy; empty if it would not.
 
-    library: its name and version, which are known before it is initialised.
+    text: of MPI_Get_library_version, which is known before MPI is initialised.
     """
-    if "MPICH" not in library or not all(os.environ.get(name) for name in CLASH):
+    library = library_name(text)
+    if "MPICH" not in library or not os.environ.get(CLASH[1]):
         return ""
+    if not os.environ.get(CLASH[0]):
+        ranks = launched_ranks()
+        return "" if "pmix" in text.lower() else (
+            f"srun: it speaks PMIx, which this MPI ({library}) was built without; use srun --mpi=pmi2 -n {ranks}, or, "
+            f"inside salloc or sbatch, {matching_mpiexec()} -n {ranks}"
+        )
     command = shlex.join([matching_mpiexec(), "-n", os.environ[CLASH[0]]])
     return (
         f"environment: {' and '.join(CLASH)} are both set, of which this MPI ({library}) accepts one only; start with "
@@ -75,8 +82,9 @@ def require_start() -> None:
         warnings.simplefilter("ignore")  # mpi4py suspects another launcher too, on every rank
         from mpi4py import MPI
 
-        library = library_name(MPI.Get_library_version())
-        problem = clash_problem(library) or (lonely_problem(1, library) if is_strange(library) else "")
+        text = MPI.Get_library_version()
+        library = library_name(text)
+        problem = clash_problem(text) or (lonely_problem(1, library) if is_strange(library) else "")
         if problem:
             raise LonelyRankError(problem)
         if wanted:
