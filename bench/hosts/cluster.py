@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.hosts.namespaces import ClusterError, Host, Keeper, obstacle, parent_of
+from bench.processes import mpiexec_of
 
 NETWORK = "10.77.0"
 """First bytes of the hosts' addresses, which nothing outside of the cluster sees."""
@@ -195,8 +195,7 @@ class Cluster:
 
 def mpich_mpiexec() -> str:
     """MPICH's mpiexec beside this interpreter, or on PATH. Raises ClusterError where there is none."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    found = mpiexec_of(sys.executable)
     if found is None:
         raise ClusterError(f"no mpiexec beside {sys.executable} nor on PATH: install one with pip install '.[mpich]'")
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from rma_mm.command.frame import DONE, REFUSED, Frame, start
+from rma_mm.command.frame import REFUSED, Frame, say_alone, start
 from rma_mm.command.options.commands import COMMANDS, help_text
 from rma_mm.command.signals import Interruption
 from rma_mm.errors import nearest, quoted
-from rma_mm.launch import launcher_rank, part
+from rma_mm.launch import part
 
 
 def choose(words: Sequence[str]) -> int:
@@ -21,19 +21,11 @@ def choose(words: Sequence[str]) -> int:
     if first in COMMANDS:
         return start(first, words[1:])
     if first in ("-h", "--help", "help"):
-        return _say(help_text())
+        return say_alone(help_text())
     if first == "--version":
-        return _say(f"rma_mm {import_module('rma_mm').__version__}")
+        return say_alone(f"rma_mm {import_module('rma_mm').__version__}")
     if first.startswith("-") or any(mark in first for mark in "./:["):
         return start("run", words)
-    frame = Frame(Interruption())
-    if launcher_rank() == 0:
-        frame.complain(f"command: got {quoted(first)}; {nearest(first, COMMANDS)}use one of {', '.join(COMMANDS)}")
+    rule = f"{nearest(first, COMMANDS)}use one of {', '.join(COMMANDS)}"
+    Frame(Interruption()).complain(f"command: got {quoted(first)}; {rule}")
     return part(REFUSED, is_alike=True)
-
-
-def _say(text: str) -> int:
-    frame = Frame(Interruption())
-    if launcher_rank() == 0:
-        frame.say(text)
-    return DONE if not frame.unsaid else 1

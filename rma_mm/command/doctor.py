@@ -22,7 +22,7 @@ from rma_mm.kernels.cache import cache_folder, home, refusal
 from rma_mm.kernels.threads import cores, get_threads, threads_per_rank
 from rma_mm.launch import launched_ranks
 from rma_mm.unfinished import write_whole
-from rma_mm.windows.hosts.segments import stray_segments
+from rma_mm.windows.hosts.segments import held_bytes, stray_segments
 from rma_mm.windows.hosts.shm_limits import SEGMENTS, free_segment_bytes, memory_free
 
 OK, NOTE, FAULT = "ok", "note", "fault"
@@ -124,8 +124,9 @@ def _mpi() -> Iterator[Finding]:
 
 
 def _mpiexec() -> str | None:
-    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-    return beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    from rma_mm.runtime.ranks.launchers import own_mpiexec
+
+    return own_mpiexec() or shutil.which("mpiexec")
 
 
 def _job(comm: Any) -> Iterator[Finding]:
@@ -152,7 +153,7 @@ def _job(comm: Any) -> Iterator[Finding]:
     else:
         yield Finding("shared memory", OK, f"{SEGMENTS} has {free // 2**20} MiB free")
     if stray := stray_segments():
-        held = sum(os.lstat(name).st_size for name in stray if os.path.lexists(name)) // 2**20
+        held = held_bytes(stray) // 2**20
         said = f"{_count(len(stray), 'segment')} of MPI processes that have ended hold {held} MiB"
         yield Finding("shared memory", NOTE, said, "rma-mm cache clean removes them")
 

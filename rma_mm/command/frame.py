@@ -135,11 +135,13 @@ def _shown(name: str, words: Sequence[str]) -> int | None:
         text = module.text(module.parse(words))
     except RmaError:
         return None
-    if not text:
-        return None
+    return say_alone(text) if text else None
+
+
+def say_alone(text: str) -> int:
+    """Print a text on one rank, without MPI; the exit code."""
     frame = Frame(Interruption())
-    if launcher_rank() == 0:
-        frame.say(text)
+    frame.say(text)
     return FAILED if frame.unsaid else DONE
 
 
@@ -158,8 +160,7 @@ def on_ranks(name: str, argv: Sequence[str] | None) -> int:
         try:
             frame.comm = connect()
         except LauncherError as error:
-            if launcher_rank() == 0:
-                frame.complain(str(error))
+            frame.complain(str(error))
             said = f"rma_mm: rank {launcher_rank()}: {error}" if launcher_rank() else ""
             return part(REFUSED, said, error.is_alike)
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from rma_mm.launch import meet_to_end, sign_off
 from rma_mm.unfinished import HELD, remove
 from rma_mm.windows.hosts.liveness import is_ending, machine
-from rma_mm.windows.hosts.segments import SEGMENTS, remove_segments, stray_segments
+from rma_mm.windows.hosts.segments import SEGMENTS, held_bytes, remove_segments, stray_segments
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MEETING = 1.0  # seconds for the other ranks to clean up too: when one process has ended, mpiexec kills the rest
@@ -125,7 +125,7 @@ def cleaning(message: str) -> str:
     stray = stray_segments() if SEGMENTS.rstrip("/") in message else []
     if not stray:
         return ""
-    size = sum(os.lstat(name).st_size for name in stray if os.path.lexists(name))
+    size = held_bytes(stray)
     return f"\n{size} bytes there are of MPI processes that have ended; to remove them: rm {' '.join(stray)}"
 
 

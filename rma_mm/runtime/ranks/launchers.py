@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 import warnings
-from pathlib import Path
 
 from rma_mm.errors import MeshError
 from rma_mm.launch import launched_ranks
@@ -112,5 +111,10 @@ def start_command(ranks: int) -> str:
 
 def matching_mpiexec() -> str:
     """Return the path of the launcher that fits: beside this Python if MPI came with pip."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    return str(beside) if beside.exists() else "the mpiexec installed with that library"
+    return own_mpiexec() or "the mpiexec installed with that library"
+
+
+def own_mpiexec() -> str | None:
+    """Return the path of the launcher beside this Python; None if there is none."""
+    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    return beside if os.access(beside, os.X_OK) else None

@@ -74,11 +74,12 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         _Hook.before(kind, error, trace)
         return
     alike = [] if broken() else _ranks_alike(comm, text)
-    if len(alike) == comm.size:
+    is_of_all = len(alike) == comm.size
+    if is_of_all:
         _forget_abort(MPI)
     if alike and comm.rank:
         return  # rank 0 prints it
-    if alike == [*range(comm.size)]:
+    if is_of_all:
         hint = "" if issubclass(kind, RmaError) else f"all ranks raised this; {VARIABLE}=1 prints the tracebacks\n"
         _write(text + hint)
     elif issubclass(kind, RmaError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,3 +44,8 @@ def stray_segments() -> list[str]:
             if is_ours and name not in mapped and time.time() - seen.st_mtime > SETTLED:
                 found.append(name)
     return sorted(found)
+
+
+def held_bytes(names: Iterable[str]) -> int:
+    """Return the bytes that segments hold; those removed meanwhile hold none."""
+    return sum(os.lstat(name).st_size for name in names if os.path.lexists(name))

@@ -1,4 +1,4 @@
-"""Limits of this host, checked before use: shared memory, threads, memory. Imports no MPI. Imports no MPI."""
+"""Limits of this host, checked before use: shared memory, threads, memory. Imports no MPI."""
 
 from __future__ import annotations
 
