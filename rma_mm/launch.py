@@ -20,7 +20,6 @@ RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 """Variables in which they say which rank this is."""
 PARTING = 10.0  # seconds for the other ranks of this host to come to an end too, under load
 PARTED = "rma_mm:"  # begins the name that a process takes while it waits for them; its time in 1/100 s follows
-AGAIN = 0.5  # seconds from one signal to those that do not come to the next
 GRACE = 0.3  # seconds from the time of the last of them until all end
 
 
@@ -76,26 +75,19 @@ def part(code: int, message: str = "", is_alike: bool = False) -> int:
     return code
 
 
-def meet_to_end(seconds: float, again: int = 0) -> bool:
+def meet_to_end(seconds: float) -> bool:
     """Return at the same moment on all ranks of this host that call this; False if some do not within some seconds.
 
-    mpiexec kills the ranks that outlive another one, and says so at length. Ranks that have ended count as here. again:
-    a signal that is sent to the others twice a second, as Python drops an interruption where it cannot raise one.
+    mpiexec kills the ranks that outlive another one, and says so at length. Ranks that have ended count as here.
     """
     own = int(time.monotonic() * 100)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(f"{PARTED}{own % 10**8}")
-    begun = time.monotonic()
-    next_signal = begun + AGAIN
-    while time.monotonic() < begun + seconds:
-        found = {process: _parting_time(process) for process in _siblings()}
-        if again and time.monotonic() > next_signal:
-            next_signal += AGAIN
-            for process in (each for each, when in found.items() if when is None):
-                with suppress(OSError, ValueError):
-                    os.kill(int(process.name), again)
-        if None not in found.values():
-            latest = max([own % 10**8, *(when or 0 for when in found.values())])
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = [_parting_time(process) for process in _siblings()]
+        if None not in found:
+            latest = max([own % 10**8, *(when or 0 for when in found)])
             time.sleep(max(0.0, (latest - time.monotonic() * 100 % 10**8) / 100 + GRACE))
             return True
         time.sleep(0.05)

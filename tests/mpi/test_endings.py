@@ -100,6 +100,7 @@ def test_hooks_and_handlers_of_a_program_stay(tmp_path):
 BODIES = {
     "products": "while True:\n    rma_mm.matmul(big, big, mesh)\n",
     "waiting": "import time\nif mesh.rank:\n    rma_mm.matmul(a, a, mesh)\nelse:\n    time.sleep(60)\n",
+    "a blocking call of MPI": "import time\nif mesh.rank:\n    time.sleep(60)\nmesh.comm.Barrier()\n",
     "own code": "import time\nwhile True:\n    time.sleep(0.01)\n",
 }
 

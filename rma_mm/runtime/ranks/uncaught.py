@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -21,6 +21,7 @@ from rma_mm.errors import RmaError, in_lines
 from rma_mm.launch import launched_ranks, launcher_rank, meet_to_end, part, sign_off
 from rma_mm.runtime.ranks.launchers import LonelyRankError
 from rma_mm.runtime.ranks.process_group import GROUPS, broken
+from rma_mm.windows.hosts.liveness import ON_INTERRUPTION, announce_interruption
 from rma_mm.windows.hosts.segments import remove_segments
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ STARTER = re.compile(r"<frozen |.*/mpi4py/(run|__main__)\.py")
 
 class _Hook:
     before: Any = None  # the hook that was there
+    interrupted = threading.Lock()
     comm: Any = None  # ranks to compare with if no mesh is open
 
 
@@ -50,6 +52,7 @@ def install(comm: MPI.Intracomm | None = None) -> None:
     _Hook.comm = comm
     if _Hook.before is None and os.environ.get(VARIABLE, "") in ("", "0"):
         _Hook.before, sys.excepthook = sys.excepthook, report
+        ON_INTERRUPTION.append(_end_interrupted)
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -67,7 +70,9 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         return
     world = MPI.COMM_WORLD
     if issubclass(kind, KeyboardInterrupt):
-        _end_interrupted(world.size)
+        if launched_ranks() == world.size == 1:
+            _write("rma_mm: interrupted by SIGINT\n")
+        _end_interrupted()
     text = in_lines(f"{_place(trace)}{kind.__name__}: {error}")
     comm = GROUPS[0].comm if GROUPS else _Hook.comm
     if world.size == 1 and not issubclass(kind, RmaError):
@@ -139,18 +144,18 @@ def _forget_abort(MPI: Any) -> None:
         MPI._set_abort_status(0)
 
 
-def _end_interrupted(ranks: int) -> None:
+def _end_interrupted() -> None:
     """End the process after Ctrl-C: MPI_Finalize would wait for calls that ranks have left.
 
     mpiexec says by itself that it was interrupted.
     """
-    if launched_ranks() == 1 and ranks == 1:
-        _write("rma_mm: interrupted by SIGINT\n")
+    _Hook.interrupted.acquire()  # never released: of the main and the helper thread, one ends the process
+    announce_interruption()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     remove_segments()
-    if ranks > 1 and meet_to_end(2 * PATIENCE, signal.SIGINT):  # some may be inside a long product
+    if launched_ranks() > 1 and meet_to_end(2 * PATIENCE):
         sign_off()  # else mpiexec has to end those that did not come
     os._exit(INTERRUPTED)
 

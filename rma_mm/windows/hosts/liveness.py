@@ -33,12 +33,14 @@ VARIABLE = "RMA_MM_TIMEOUT"
 USUAL, LEAST = 20.0, 1.0  # seconds after which a rank that stands still is lost, where nothing is said, and at least
 INTERVAL = 0.5  # seconds between two beats, and two looks, at most
 QUIET = 0.6  # seconds without a beat after which the process is looked at
+OVERDUE = 1.5  # seconds after which a rank ends because others end after Ctrl-C, whatever its main thread is in
 STUCK = 3.0  # seconds that MPI_Abort may take before the process ends itself
 HEARD = 0.3  # seconds for mpiexec to read the message, which it loses where the job ends before
 
 PAGE, SHOWN = 4096, 128  # bytes of a page, and those that are used
-BEATS, CALLS, BLOCKS, PRODUCT, DOING, ENDING = range(6)
-"""Cells of a page: beats; calls and other blocks; product; activity within it; whether a rank said why the job ends."""
+BEATS, CALLS, BLOCKS, PRODUCT, DOING, ENDING, INTERRUPTED = range(7)
+"""Cells of a page: beats; calls and other blocks; product; activity within it; whether a rank said why the job ends;
+whether a rank ends after Ctrl-C."""
 NAME = slice(64, SHOWN)  # where the name of the call is
 ACTIVITIES = (
     "", "meeting all ranks", "multiplying", "get from rank {}", "accumulate to rank {}", "group transfer",
@@ -290,6 +292,14 @@ def end_job(text: str, when_lost: Callable[[], str], is_first: bool) -> None:
     MPI.COMM_WORLD.Abort(1)
 
 
+def announce_interruption() -> None:
+    """Have the ranks of this host that do not end by themselves, as in a blocking call of MPI, end all the same."""
+    for mate in _mates.values():
+        mate.cells[INTERRUPTED] = 1
+
+
+ON_INTERRUPTION: list[Callable[[], object]] = []
+"""Functions that end this process, called by its helper thread."""
 _watches: list[NodeWatch] = []
 _mates: dict[Identity, PeerProcess] = {}  # processes seen by any mesh: mapping a page again costs nothing
 _beating: list[threading.Thread] = []
@@ -308,12 +318,16 @@ def _start() -> None:
 
 
 def _beat() -> None:
-    looked = time.monotonic()
+    looked, overdue = time.monotonic(), 0.0
     try:
         while True:
             watches = list(_watches)
             CELLS[BEATS] += 1
             now = time.monotonic()
+            overdue = overdue or (CELLS[INTERRUPTED] and now + OVERDUE)
+            if overdue and now > overdue:
+                for end in ON_INTERRUPTION:
+                    end()
             is_new, looked = now - looked > 2 * INTERVAL + QUIET, now
             for watch in watches:
                 watch.look(now, is_new)
