@@ -94,7 +94,7 @@ def measured(mesh: Mesh, algorithm: str, size: int, dtype: str, before: tuple[in
     with resident.PrivatePeak() as private:
         operand = Operand((size, size), np.dtype(dtype))
         plan = rma_mm.plan(operand, operand, mesh, algorithm=algorithm)
-        a, b = (rma_mm.DistMatrix.empty((size, size), dtype, mesh, plan.layouts[x]) for x in "AB")
+        a, b = (rma_mm.DistMatrix.empty((size, size), mesh, plan.layouts[x], dtype) for x in "AB")
         fill(a, b)
         shared.append(moment(mesh))
         for _ in range(3):

@@ -35,6 +35,7 @@ _PUBLIC = {
     "open": ".runtime.files.opened",
     "plan": ".runtime.products.matmul",
     "plan_chain": ".runtime.chains.chain",
+    "pretend": ".runtime.pretended.pretend",
     "random": ".runtime.matrices.creation",
     "register": ".algorithms",
     "verify": ".runtime.products.verifying",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from rma_mm.runtime.matrices.array import DistArray, load
     from rma_mm.runtime.matrices.creation import eye, ones, random, zeros
     from rma_mm.runtime.matrices.matrix import DistMatrix
+    from rma_mm.runtime.pretended.pretend import pretend
     from rma_mm.runtime.products.matmul import matmul, plan
     from rma_mm.runtime.products.plan import Plan
     from rma_mm.runtime.products.verifying import verify
@@ -78,6 +80,7 @@ __all__ = [
     "open",
     "plan",
     "plan_chain",
+    "pretend",
     "random",
     "register",
     "verify",

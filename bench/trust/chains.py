@@ -33,7 +33,7 @@ def run(mesh: Mesh, rng: Random) -> None:
         given = {name: x for name, x in given.items() if isinstance(x, DistMatrix)}
         wanted = by_numpy(program.steps, program.inputs)
         for names in ([], [name for name in chain.outputs if rng.random() < 0.5]):
-            out = {x: DistMatrix.empty(chain.outputs[x].shape, chain.outputs[x].dtype, mesh, chain.layouts[x])
+            out = {x: DistMatrix.empty(chain.outputs[x].shape, mesh, chain.layouts[x], chain.outputs[x].dtype)
                    for x in names}
             for name, x in chain.execute(out=out, **given).items():
                 if (name in out and x is not out[name]) or not is_right(x.to_numpy(), wanted[name], program):

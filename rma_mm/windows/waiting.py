@@ -29,8 +29,17 @@ who waits must leave the core to those who work."""
 FIRST_SLEEP = 50e-6  # seconds of the first sleep; each is twice the one before, up to `LAST_SLEEP`
 LAST_SLEEP = 0.5e-3  # seconds of the longest sleep
 LATE = 1.0  # seconds after which, and between which, a waiter asks what keeps the others
+
+
+class TurnHook(threading.local):
+    """Threads that take turns: in each of them, a function that lets the others run and returns at the next turn."""
+
+    pass_on: Callable[[], None] | None = None
+
+
 WHEN_LATE: list[Callable[[], None]] = []
 """Functions that waiting code calls if it was given none of its own; they may raise."""
+TURNS = TurnHook()
 POLLERS: list[Callable[[], object]] = []
 """Functions that give progress to the transfers of other ranks, one for each library that moves data."""
 HELPERS: set[int] = set()  # threads that ask nothing: nobody would hear what they raise
@@ -55,6 +64,9 @@ def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = 
     """
     if done():
         return
+    if TURNS.pass_on is not None:
+        _wait_in_turns(done, when_late or _ask, TURNS.pass_on)
+        return
     if len(POLLERS) > 1:
         done = partial(_polled, done)
     clock = time.perf_counter
@@ -70,6 +82,23 @@ def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = 
         if clock() > next_look:
             (when_late or _ask)()
             next_look = clock() + LATE
+
+
+def _wait_in_turns(done: Callable[[], bool], when_late: Callable[[], None], pass_on: Callable[[], None]) -> None:
+    next_look = time.perf_counter() + LATE
+    while not done():
+        pass_on()
+        if time.perf_counter() > next_look:
+            when_late()
+            next_look = time.perf_counter() + LATE
+
+
+def pause(seconds: float) -> None:
+    """Sleep, or let the other threads run where threads take turns."""
+    if TURNS.pass_on is None:
+        time.sleep(seconds)
+    else:
+        TURNS.pass_on()
 
 
 def _polled(done: Callable[[], bool]) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import ClosedError
-from rma_mm.runtime.ranks import mesh as meshes
+from rma_mm.runtime.ranks.rank_state import rank_state
 from tests.launch import parallel
 from tests.processes import mpirun
 from tests.thorough import nightly, usually
@@ -43,11 +43,11 @@ def test_tiles_outlive_their_mesh(comm):
             np.testing.assert_array_equal(tile, x[region.selector()])
             tile += 1
         np.testing.assert_array_equal(made.to_numpy(), -x)
-    assert mesh in meshes._HELD
+    assert mesh in rank_state().held
     tiles = tile = None
     gc.collect()
     Mesh((comm.size,), comm).close()
-    assert mesh not in meshes._HELD
+    assert mesh not in rank_state().held
 
 
 LATE = """
@@ -70,10 +70,10 @@ def test_tiles_last_as_long_as_the_process(window):
 
 LEFT = """
 import atexit, os, sys
-atexit.register(lambda: os.write(1, b"held %d;" % len(meshes._HELD)))
+atexit.register(lambda: os.write(1, b"held %d;" % len(rank_state().held)))
 import numpy as np
 from rma_mm import DistMatrix, Mesh
-from rma_mm.runtime.ranks import mesh as meshes
+from rma_mm.runtime.ranks.rank_state import rank_state
 mesh = Mesh((2,), window=sys.argv[1])
 matrix = DistMatrix.from_numpy(np.ones((4, 4)), mesh)
 product = matrix @ matrix

@@ -13,10 +13,12 @@ from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.matrices.array import DistArray, kind_of
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.process_group import serialized
 
 Made = DistMatrix | DistArray
 
 
+@serialized
 def zeros(
     shape: int | tuple[int, ...], mesh: Mesh | None = None, layout: str | Layout | None = None,
     dtype: DTypeLike = np.float64,
@@ -49,6 +51,7 @@ def zeros(
     return _filled(0, shape, mesh, layout, dtype)
 
 
+@serialized
 def ones(
     shape: int | tuple[int, ...], mesh: Mesh | None = None, layout: str | Layout | None = None,
     dtype: DTypeLike = np.float64,
@@ -68,6 +71,7 @@ def ones(
     return _filled(1, shape, mesh, layout, dtype)
 
 
+@serialized
 def eye(
     n: int, m: Any = None, mesh: Mesh | None = None, layout: str | Layout | None = None,
     dtype: DTypeLike = np.float64,
@@ -93,6 +97,7 @@ def eye(
     return DistMatrix.from_function((n, n if m is None else m), lambda i, j: i == j, mesh, layout, dtype)
 
 
+@serialized
 def random(
     shape: int | tuple[int, ...], mesh: Mesh | None = None, layout: str | Layout | None = None,
     dtype: DTypeLike = np.float64, seed: int = 0,

@@ -106,7 +106,8 @@ class PlanChoice:
         known = "" if self.predicted_seconds is None else f", predicted {seconds_text(self.predicted_seconds)}"
         if self.chosen is not first:
             return f"the fastest that fits the memory limit{known}"
-        return f"{how_fast(first, self.candidates)}{known}"
+        typically = "" if self.request.cost_model.machine.measured else " on a typical machine"
+        return f"{how_fast(first, self.candidates)}{typically}{known}"
 
     @property
     def epilogue(self) -> str | None:
@@ -156,6 +157,8 @@ class PlanChoice:
     def _about_machine(self) -> list[str]:
         """Return a warning where prices rest on figures that were measured while others were at work."""
         machine = self.request.cost_model.machine
+        if not machine.measured:
+            return ["machine     a typical one: this one was not measured, so that its seconds may be others"]
         if not machine.is_scattered:
             return []
         differed = f"its rounds differed by {machine.scatter:.0%}"

@@ -17,7 +17,7 @@ from rma_mm.geometry.notations.pblas import text_of
 from rma_mm.runtime.ranks.deadlock import Wait, receive
 from rma_mm.runtime.ranks.process_group import ProcessGroup, mesh_slot_of, poison_job, require_usable
 from rma_mm.windows.hosts.liveness import BEGIN, CELLS, DOING
-from rma_mm.windows.waiting import wait
+from rma_mm.windows.waiting import pause, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -196,7 +196,7 @@ def abort_product(group: ProcessGroup, error: Exception, kept: object) -> Except
     deadline = time.monotonic() + PARTING
     while len(group.aborted) < group.comm.size and time.monotonic() < deadline:
         receive()
-        time.sleep(0.005)
+        pause(0.005)
     failures = {rank: failure for rank, failure in sorted(group.aborted.items()) if failure}
     error = common_error(failures, group.comm.size) if failures else error
     poison_job(f"a product failed: {error}", kept, is_told=True)

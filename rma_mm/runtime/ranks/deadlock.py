@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rma_mm.errors import DisagreementError
-from rma_mm.runtime.ranks.process_group import GROUPS, AbortNotice, ProcessGroup, broken, poison_job
+from rma_mm.runtime.ranks.process_group import AbortNotice, ProcessGroup, broken, poison_job
+from rma_mm.runtime.ranks.rank_state import rank_state
 from rma_mm.windows.waiting import WHEN_LATE
 
 
@@ -27,11 +28,10 @@ class Probe(NamedTuple):
 class Wait:
     """One rank's wait in one call of a group, from its beginning."""
 
-    number = 0  # waits of this process so far
-
     def __init__(self, group: ProcessGroup, what: str) -> None:
-        Wait.number += 1
-        self.group, self.what, self.number = group, what, Wait.number
+        state = rank_state()
+        state.waits += 1
+        self.group, self.what, self.number = group, what, state.waits
         self.me = group.world_ranks[group.comm.rank]
         self._has_asked = False
         self._passed_on: set[tuple[int, int]] = set()
@@ -39,12 +39,13 @@ class Wait:
     def look(self) -> None:
         """Ask, and pass questions on; raise DisagreementError if ranks wait for one another."""
         receive()
-        if len(GROUPS) > 1 and not self._has_asked:
+        questions = rank_state().questions
+        if len(rank_state().groups) > 1 and not self._has_asked:
             self._has_asked = True
             self._ask(Probe(self.me, self.number, 0, ()))
-        for group, question in list(_open.values()):
+        for group, question in list(questions.values()):
             if group.calls >= question.call:  # this rank has come there since
-                _open.pop((id(group), question.asker))
+                questions.pop((id(group), question.asker))
             elif (question.asker, question.wait) == (self.me, self.number):
                 self._say(question.path)
             elif (question.asker, question.wait) not in self._passed_on:
@@ -63,24 +64,20 @@ class Wait:
         _tell_all(f"ranks wait for one another in different calls: {waits} (of COMM_WORLD); {rule}")
 
 
-_open: dict[tuple[int, int], tuple[ProcessGroup, Probe]] = {}
-"""The last question of every asker by group, until this rank enters the call it waits in."""
-
-
 def _tell_all(verdict: str) -> None:
     """Believe a verdict, and pass it on once."""
     if not broken():
         poison_job(verdict)
-        for group in list(GROUPS):
+        for group in list(rank_state().groups):
             group.tell(verdict)
 
 
 def receive() -> None:
     """Receive the messages of other ranks."""
-    for group in list(GROUPS):
+    for group in list(rank_state().groups):
         for message in group.receive_messages():
             if isinstance(message, Probe):
-                _open[id(group), message.asker] = group, message
+                rank_state().questions[id(group), message.asker] = group, message
             elif isinstance(message, AbortNotice):
                 group.aborted[message.rank] = message.failure
             else:
@@ -96,7 +93,7 @@ def _raise_if_aborted() -> None:
 def _require_all() -> None:
     if broken():
         raise DisagreementError(broken())
-    for group in GROUPS:
+    for group in rank_state().groups:
         for rank in group.aborted:
             raise DisagreementError(f"rank {rank} aborted during a product")
 

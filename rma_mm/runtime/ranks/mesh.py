@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from numbers import Integral
 from types import TracebackType
@@ -35,6 +36,7 @@ from rma_mm.runtime.ranks.arena import Arena, Closable, Fallback, Holder
 from rma_mm.runtime.ranks.launchers import check_launcher, require_start, start_command
 from rma_mm.runtime.ranks.metrics import Metrics
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, serialized
+from rma_mm.runtime.ranks.rank_state import rank_state
 from rma_mm.runtime.ranks.uncaught import install
 from rma_mm.windows import Checks, absent
 from rma_mm.windows.checks.checked import SWITCH
@@ -48,9 +50,6 @@ if TYPE_CHECKING:
     from rma_mm.windows.channel import Channel
     from rma_mm.windows.progress import Progress
 
-_OPEN: list[Mesh] = []  # meshes in the order in which they were made, the same on every rank
-_HELD: list[Mesh] = []
-"""Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
 SETTINGS = (
     "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH, TIMEOUT,
     *VARIABLES,
@@ -109,11 +108,12 @@ class Mesh:
 
         from rma_mm.windows.ranks import node_map
 
-        parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
+        parent = checked_comm(comm if comm is not None else rank_state().world or MPI.COMM_WORLD)
         install(parent)
-        check_launcher()
+        if rank_state().world is None:
+            check_launcher()
         dims = dims_of(shape, parent.size)
-        name = window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
+        name = window or rank_state().window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
         facts = {"shape": dims, "names": names, "window": name, "threads": threads, "speeds": speeds} | environment()
         facts["timeout"] = timeout
         facts["flavours"] = {each.name: digest(each) for each in FLAVOURS.values()}
@@ -136,8 +136,8 @@ class Mesh:
                 self._comm.Free()
                 self.group.dismiss()
             raise MeshError(
-                f"mesh: MPI makes no further communicator ({error.Get_error_string()}); close some of the {len(_OPEN)} "
-                f"meshes that are open"
+                f"mesh: MPI makes no further communicator ({error.Get_error_string()}); close some of the "
+                f"{len(rank_state().meshes)} meshes that are open"
             ) from None
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
@@ -160,7 +160,7 @@ class Mesh:
         """Seconds for which a rank may stand still."""
         self.checks = Checks() if Checks.wanted() else None
         """The checks of transfers and products; None if there are none."""
-        self.fallbacks: list[str] = [*filter(None, [refusal()])]
+        self.fallbacks: list[str] = [*filter(None, [refusal(), rank_state().note])]
         """Choices that replaced the requested ones, and why."""
         self.prefer = preferred(os.environ)
         """Default for the products' `prefer`: one of `PREFERENCES`."""
@@ -208,6 +208,8 @@ class Mesh:
             return OptionError(f"threads: got {threads!r}; a rank uses a whole number of them, at least 1")
         try:
             Checks.wanted()
+            if (only := rank_state().window) and window != only:
+                return WindowError(f"window: got {quoted(window)}; pretended ranks have {only!r} only; leave it out")
             if reason := absent(window):
                 return AbsentError(f"window {window}: {reason}")
             preferred(os.environ)
@@ -320,7 +322,7 @@ class Mesh:
     def _close(self) -> None:
         self.metrics.close()
         self._is_closed = True
-        _OPEN.remove(self)
+        rank_state().meshes.remove(self)
         for each in [*self.prepared, *self.kept.values()]:
             each.close()
         self.progress.close()
@@ -331,7 +333,7 @@ class Mesh:
             self.active.Free()
         if "arena" in self.__dict__:
             self.arena.let_go()
-        _HELD.append(self)
+        rank_state().held.append(self)
         _free_held(self._comm)
         self.group.dismiss()
         self._watch.end()
@@ -379,44 +381,49 @@ class Mesh:
 
 def open_mesh_of(dims: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
     """Return the first open mesh of a shape, for an object that is unpickled. Local; raises MeshError without one."""
-    for mesh in _OPEN:
+    mesh: Mesh
+    for mesh in rank_state().meshes:
         if (mesh.grid.dims, mesh.grid.names) == (dims, names):
             return mesh
     grid = MeshShape(dims, names)
     raise MeshError(f"mesh: what is unpickled lies on a mesh {grid}, axes {', '.join(names)}; make such a Mesh first")
 
 
-_DEFAULT: list[Mesh] = []  # the default mesh, once there is one
-
-
 def default_mesh() -> Mesh:
     """Return the mesh of calls that name none: all ranks of COMM_WORLD, near square. Collective when first called."""
-    if not (_DEFAULT and _DEFAULT[0] in _OPEN):
-        _DEFAULT[:] = [Mesh()]
-    return _DEFAULT[0]
+    state = rank_state()
+    if not (state.default and state.default[0] in state.meshes):
+        state.default = [Mesh()]
+    found: Mesh = state.default[0]
+    return found
 
 
 def _closed_at_exit(mesh: Mesh) -> None:
     """Close the meshes that a program leaves open at its end, as MPI libraries complain of unfreed windows."""
-    if not _OPEN:
+    state = rank_state()
+    if not state.meshes and state.world is None:
         atexit.unregister(_close_all)  # once, and behind what was registered before the first mesh
         atexit.register(_close_all)
-    _OPEN.append(mesh)
+    state.meshes.append(mesh)
 
 
 def _close_all() -> None:
     from mpi4py import MPI
 
     if not MPI.Is_finalized():
-        try:
-            for mesh in reversed(list(_OPEN)):
-                mesh.leave()
-            for mesh in _HELD:
-                mesh.arena.leave()
-                mesh._comm.Free()
-        except DisagreementError:
-            pass  # the job cannot go on, as is said now
+        with suppress(DisagreementError):  # the job cannot go on, as is said now
+            leave_meshes()
         end_broken_job()
+
+
+def leave_meshes() -> None:
+    """Close all meshes of this rank at the end of its program. Collective; raises DisagreementError."""
+    state = rank_state()
+    for mesh in reversed(list(state.meshes)):
+        mesh.leave()
+    for mesh in state.held:
+        mesh.arena.leave()
+        mesh._comm.Free()
 
 
 def dims_of(shape: Any, ranks: int) -> Any:
@@ -437,7 +444,7 @@ def checked_comm(comm: object) -> MPI.Intracomm:
         raise MeshError(f"comm: got COMM_NULL, or a communicator that was freed; {rule}")
     if comm.Is_inter():
         raise MeshError(f"comm: got an intercommunicator; {rule} (Merge makes one)")
-    return MPI.Intracomm(comm)
+    return comm if isinstance(comm, type(rank_state().world)) else MPI.Intracomm(comm)
 
 
 def environment() -> dict[str, object]:
@@ -448,14 +455,15 @@ def _free_held(comm: MPI.Intracomm) -> None:
     """Free the memory of closed meshes on the ranks of `comm` that no array uses any more. Collective over `comm`."""
     from mpi4py import MPI
 
-    for mesh in [each for each in _HELD if MPI.Comm.Compare(comm, each._comm) != MPI.UNEQUAL]:
+    held = rank_state().held
+    for mesh in [each for each in held if comm.Compare(each._comm) != MPI.UNEQUAL]:
         _free(mesh)
 
 
 def _free(mesh: Mesh) -> None:
     """Free a closed mesh's windows, and last its communicator, by which ranks agree on them. Collective."""
     if "arena" not in mesh.__dict__ or mesh.arena.freed():
-        _HELD.remove(mesh)
+        rank_state().held.remove(mesh)
         mesh._comm.Free()
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from rma_mm.errors import FileFormatError, display_path
+from rma_mm.errors import FileFormatError, OptionError, display_path
 from rma_mm.runtime.ranks.agreement import agree, agreed
 from rma_mm.runtime.ranks.process_group import serialized
+from rma_mm.runtime.ranks.rank_state import rank_state
 from rma_mm.runtime.watching.relief import Relief
 from rma_mm.runtime.watching.slowness import LEAST, Recent, SlowLink, Slowness
 from rma_mm.runtime.watching.tally import FAR_LINKS, Tally
@@ -88,7 +89,8 @@ class Metrics:
 
     @property
     def last(self) -> ProductFigures | None:
-        if self._last is None:
+        """Return the figures of the last product; None before it, and on pretended ranks."""
+        if self._last is None or rank_state().world is not None:
             return None
         elapsed, multiplying, waiting, traffic = self._last
         return ProductFigures(1e-9 * elapsed, 1e-9 * multiplying, 1e-9 * waiting, traffic)
@@ -96,6 +98,7 @@ class Metrics:
     @serialized
     def collect(self) -> Totals | None:
         """Return the counts of all ranks, on rank 0; None on the others. Collective."""
+        self._require_real()
         agree(self._comm, "metrics.collect", {})
         return self._gathered()
 
@@ -106,6 +109,7 @@ class Metrics:
         In Prometheus' text format, for its textfile collector; whole or not at all. Collective. Raises OptionError
         without prometheus_client, FileFormatError if it cannot be written. What fails later is said once.
         """
+        self._require_real()
         with agreed(self._comm, "metrics.write", path=os.fspath(path)):
             require_client()
             if self.mesh.rank == 0:
@@ -115,6 +119,10 @@ class Metrics:
             if totals is not None:
                 write_whole(f"metrics {display_path(path)}", path, totals.text())
         self._path, self._next = real_path(path), monotonic() + EVERY
+
+    def _require_real(self) -> None:
+        if rank_state().world is not None:
+            raise OptionError("metrics: pretended ranks have no speed; start the program with mpiexec")
 
     def close(self) -> None:
         """Write the file a last time. Collective."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from rma_mm.errors import DisagreementError, OptionError, RmaError
+from rma_mm.runtime.ranks.rank_state import CONTROLLERS, on_all_ranks, rank_state
 from rma_mm.windows.hosts.liveness import call_name, enter_call, leave_call
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ R = TypeVar("R")
 
 TAG = 7  # of what waiting ranks tell each other
 LAST_WORDS = 3.0  # seconds that a job goes on for the other ranks to hear why it ends
-
-GROUPS: list[ProcessGroup] = []  # groups with an open mesh, in the order in which they were made
 
 
 class MeshSlot(NamedTuple):
@@ -47,9 +45,8 @@ class ProcessGroup:
         from mpi4py import MPI
 
         self.comm: MPI.Intracomm = parent.Dup()
-        everyone = range(parent.size)
-        members, world = parent.group, MPI.COMM_WORLD.group
-        self.world_ranks: list[int] = list(MPI.Group.Translate_ranks(members, list(everyone), world))
+        members, world = parent.group, (rank_state().world or MPI.COMM_WORLD).group
+        self.world_ranks: list[int] = list(members.Translate_ranks(list(range(parent.size)), world))
         members.Free()
         world.Free()
         self.calls = 0  # calls that this rank has entered
@@ -60,7 +57,7 @@ class ProcessGroup:
         """Ranks that aborted a product, with the class and text of their own error, if any."""
         self._sending: list[MPI.Request] = []
         self._number(self.comm, MeshSlot(self, 0, ""))
-        GROUPS.append(self)
+        rank_state().groups.append(self)
 
     @staticmethod
     def on(parent: MPI.Intracomm) -> ProcessGroup | None:
@@ -68,7 +65,7 @@ class ProcessGroup:
         from mpi4py import MPI
 
         alike = (MPI.IDENT, MPI.CONGRUENT)
-        return next((group for group in GROUPS if MPI.Comm.Compare(parent, group.comm) in alike), None)
+        return next((group for group in rank_state().groups if parent.Compare(group.comm) in alike), None)
 
     def admit(self, shape: object) -> MPI.Intracomm:
         """Return a communicator for a new mesh. Collective."""
@@ -82,7 +79,7 @@ class ProcessGroup:
         """A mesh was closed; the last one closes the group. Collective."""
         self.meshes_open -= 1
         if not self.meshes_open:
-            GROUPS.remove(self)
+            rank_state().groups.remove(self)
             self._drain()
             self.comm.Free()
 
@@ -137,7 +134,6 @@ def _keyval() -> int:
 
 # -- one call at a time ---------------------------------------------------------------------------
 
-_call_lock = threading.RLock()
 ALONE = MemoryError, KeyboardInterrupt  # exceptions that come at any place, and to one rank alone
 
 
@@ -150,7 +146,10 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(call)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _call_lock:
+        if CONTROLLERS and (run := on_all_ranks()) is not None:
+            result: R = run(call, args, kwargs)
+            return result
+        with rank_state().lock:
             enter_call(name)
             try:
                 return call(*args, **kwargs)
@@ -167,18 +166,8 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
 # -- a job that cannot go on ----------------------------------------------------------------------
 
 
-class _State:
-    broken = ""  # why no call can be agreed on any more
-    is_reported = False  # true if all ranks have raised that
-    kept: tuple[object, ...] = ()  # buffers that transfers may still write to although nobody waits for them any more
-    within = ""  # name of the user's code that runs inside a call; empty if there is none
-
-
-_state = _State()
-
-
 def broken() -> str:
-    return _state.broken
+    return rank_state().broken
 
 
 def poison_job(why: str, *kept: object, is_told: bool = False) -> None:
@@ -186,30 +175,33 @@ def poison_job(why: str, *kept: object, is_told: bool = False) -> None:
 
     kept: what transfers under way may still write to. is_told: whether all ranks raise the same, and need not hear it.
     """
-    _state.broken = _state.broken or why
-    _state.kept += kept
-    _state.is_reported |= is_told
+    state = rank_state()
+    state.broken = state.broken or why
+    state.kept += kept
+    state.is_reported |= is_told
 
 
 def require_usable() -> None:
-    if _state.broken:
-        raise DisagreementError(_state.broken)
-    if _state.within:
-        raise OptionError(f"{_state.within}: it calls rma_mm, whose ranks are inside another call; call it later")
+    state = rank_state()
+    if state.broken:
+        raise DisagreementError(state.broken)
+    if state.within:
+        raise OptionError(f"{state.within}: it calls rma_mm, whose ranks are inside another call; call it later")
 
 
 def within(what: str) -> None:
-    _state.within = what
+    rank_state().within = what
 
 
 def end_broken_job() -> None:
     """End a job in which ranks left calls unfinished: MPI_Finalize would wait for them."""
     from mpi4py import MPI
 
-    if not _state.broken:
+    state = rank_state()
+    if not state.broken:
         return
-    if not _state.is_reported:
-        os.write(2, f"rma_mm: rank {MPI.COMM_WORLD.rank}: {_state.broken}; the job ends\n".encode())
+    if not state.is_reported:
+        os.write(2, f"rma_mm: rank {MPI.COMM_WORLD.rank}: {state.broken}; the job ends\n".encode())
     sys.stdout.flush()
     sys.stderr.flush()
     deadline = time.monotonic() + LAST_WORDS

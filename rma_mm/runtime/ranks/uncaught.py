@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from rma_mm.errors import RmaError, in_lines
 from rma_mm.launch import launched_ranks, launcher_rank, meet_to_end, part, sign_off
 from rma_mm.runtime.ranks.launchers import LonelyRankError
-from rma_mm.runtime.ranks.process_group import GROUPS, broken
+from rma_mm.runtime.ranks.process_group import broken
+from rma_mm.runtime.ranks.rank_state import rank_state
 from rma_mm.windows.hosts.liveness import ON_INTERRUPTION, announce_interruption
 from rma_mm.windows.hosts.segments import remove_segments
 
@@ -74,7 +75,8 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
             _write("rma_mm: interrupted by SIGINT\n")
         _end_interrupted()
     text = in_lines(f"{_place(trace)}{kind.__name__}: {error}")
-    comm = GROUPS[0].comm if GROUPS else _Hook.comm
+    groups = rank_state().groups
+    comm = groups[0].comm if groups else _Hook.comm
     if world.size == 1 and not issubclass(kind, RmaError):
         _Hook.before(kind, error, trace)
         return
