@@ -1,6 +1,6 @@
 """Element types: which ones are supported, what a product of two of them is, and what it is summed in.
 
-`result_dtype` and `accumulator` alone decide; docs/types.md says what they decide, as a table.
+`result_dtype` and `accumulator` alone decide; docs/reference/types.md says what they decide, as a table.
 """
 
 from __future__ import annotations

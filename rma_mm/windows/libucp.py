@@ -2,7 +2,7 @@
 
 Structures hold the fields that are used, and spare room behind them: later versions add fields, which a mask leaves
 out. One libucp serves a process: that which is loaded already, as MPI's is, else that of ucx-py, of MPI's wheel, of the
-system, or of the wheel libucx. docs/ucx.md tells users of it.
+system, or of the wheel libucx. docs/reference/windows.md tells users of it.
 """
 
 from __future__ import annotations

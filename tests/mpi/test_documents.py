@@ -1,4 +1,7 @@
-"""The programs that README.md and docs/ print run as they stand, and print what stands below them."""
+"""The programs that README.md prints run as they stand, and print what stands below them.
+
+Those of `docs/` are executed when the documentation is built.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.processes import ROOT, mpirun
-from tests.thorough import usually
 
 PROGRAM = re.compile(r"```python\n(# (\w+\.py)[^\n]*\n.*?)```", re.DOTALL)
 OUTPUT = re.compile(r"prints\n\n```\n(.*?)```", re.DOTALL)
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = {name: (text, path) for path in DOCUMENTS for text, name in PROGRAM.findall(path.read_text())}
+README = (ROOT / "README.md").read_text()
+PROGRAMS = {name: text for text, name in PROGRAM.findall(README)}
 
 
-@pytest.mark.parametrize("name", usually(2, ["product.py", *sorted({*PROGRAMS} - {"product.py"})]))
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_of_the_documents(tmp_path: Path, name: str) -> None:
-    text, path = PROGRAMS[name]
-    if match := re.search(r"^import (?:rma_mm\.)?(torch|jax)\b", text, re.MULTILINE):
-        pytest.importorskip(match[1])
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(PROGRAMS[name])
     done = mpirun(4, ["-m", "mpi4py", name], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    if path.name == "README.md":
-        (output,) = OUTPUT.findall(path.read_text())
-        assert done.stdout == output
+    (output,) = OUTPUT.findall(README)
+    assert done.stdout == output

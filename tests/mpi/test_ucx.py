@@ -108,7 +108,7 @@ def test_accumulates_under_way_are_complete_when_a_window_closes(comm: MPI.Intra
 def test_a_context_of_ucx_py_is_shared(comm: MPI.Intracomm) -> None:
     api = libucp.ucx_py()
     if api is None:
-        pytest.skip("ucx-py is not installed, or its libucp does not go with MPI's (docs/ucx.md)")
+        pytest.skip("ucx-py is not installed, or its libucp does not go with MPI's (docs/reference/windows.md)")
     shared = libucp.start()._shared
     assert shared is not None
     assert isinstance(shared[0], api.UCXContext)

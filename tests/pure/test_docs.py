@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md, CONTRIBUTING.md and docs/vocabulary.md name only what there is, and words where they are defined."""
+"""ARCHITECTURE.md, CONTRIBUTING.md and the vocabulary name only what there is, and words where they are defined."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.processes import ROOT
 
-DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/vocabulary.md")
+DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/reference/vocabulary.md")
 QUOTED = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#]+)\)")
 FILE = re.compile(r"(?<![\w/.-])(?:[\w.-]+/)+(?:[\w-]+\.\w+)?|(?<![\w/.-])[\w-]+\.(?:py|md|toml)\b")
@@ -107,7 +107,8 @@ def test_rooms_and_words() -> None:
     homes = [file.relative_to(ROOT).parts[:-1] for file in (ROOT / "rma_mm").rglob("*.py") if file.stem != "__init__"]
     rooms = {"/".join(home[: 3 if home[1] in ("policy", "runtime") else 2]) for home in homes if len(home) > 1}
     assert [room for room in sorted(rooms) if f"| `{room}/` |" not in text_of("ARCHITECTURE.md")] == []
-    words = [line.split(" | ")[0] for line in text_of("docs/vocabulary.md").splitlines() if line.startswith("| ")][1:]
+    lines = text_of("docs/reference/vocabulary.md").splitlines()
+    words = [line.split(" | ")[0] for line in lines if line.startswith("| ")][1:]
     assert words == sorted(words, key=str.lower)
 
 

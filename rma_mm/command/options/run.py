@@ -217,7 +217,7 @@ def load_algorithms(path: str) -> None:
     if set(REGISTERED) == before:
         raise OptionError(
             f"--algorithms: {display_path(path)}: registers none; it must call rma_mm.register(algorithm), as "
-            f"docs/algorithms.md shows"
+            f"docs/reference/algorithms/index.md shows"
         )
 
 

@@ -180,7 +180,7 @@ def open(  # noqa: A001
     uri : str or path-like
         A file, a matrix in it, or a part of that: `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`.
     dtype : str, optional
-        What the file is known to hold: "bfloat16" for `.npy` files that hold it as |V2.
+        What the file is known to hold: "bfloat16" for `.npy` files that hold it as `|V2`.
     format : str, optional
         The file's format, as "h5", if its name does not end so.
     allow_external : bool, optional

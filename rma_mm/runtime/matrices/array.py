@@ -283,7 +283,7 @@ def load(
         Placement. By default blocks that cut no chunk of the file. A chunk that a layout cuts is read once and then
         moved.
     dtype : str, optional
-        "bfloat16" for `.npy` files that hold it as |V2.
+        "bfloat16" for `.npy` files that hold it as `|V2`.
     format : str, optional
         Format of a file whose suffix does not tell it, as "h5".
     allow_external : bool, optional

@@ -94,7 +94,7 @@ def require_client() -> None:
 
 
 def _families(totals: Totals) -> Iterator[Any]:
-    """Yield the metrics, by the names that docs/metrics.md lists."""
+    """Yield the metrics, by the names that docs/how-to/metrics.md lists."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     counts = {
