@@ -32,7 +32,8 @@ class pretend:
 
     Inside the context, calls with `mesh`, or without a mesh, run on all ranks at the same time, as if each rank had
     made them. A value that is the same on all ranks comes once; values that differ come as a list, by rank.
-    `mesh.run(program)` calls `program(mesh)` on each rank, as a program under mpiexec runs.
+    `mesh.run(program)` calls `program(mesh)` on each rank, as a program under mpiexec runs. In a notebook use
+    `mesh = ranks.start()` and `ranks.stop()` of `ranks = rma_mm.pretend((2, 3))`.
 
     The ranks are threads that take turns, so results, words and messages are exactly those of real ranks, and the
     same in every run. Times say nothing: plans predict none, and metrics refuse to give any.
@@ -70,6 +71,14 @@ class pretend:
             ) from None
         self.names = names
         self._turns: Turns | None = None
+
+    def start(self) -> Any:
+        """Return the mesh, for notebooks, where a `with` block ends with its cell; `stop` ends it."""
+        return self.__enter__()
+
+    def stop(self) -> None:
+        """Close the mesh and end the ranks."""
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Any:
         from mpi4py import MPI
@@ -112,7 +121,8 @@ class pretend:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._turns is not None
+        if self._turns is None:
+            return
         try:
             if not self._turns.is_over:
                 run_on_all(self._turns, leave_meshes, (), {})

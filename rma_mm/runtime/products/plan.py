@@ -217,7 +217,9 @@ class Plan:
         str
             The page.
         """
-        return page(self.schedule, str(self))
+        m, n, k = self.spec.shape
+        title = f"{self.algorithm}: C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] on {self.mesh.grid} ranks"
+        return page(self.schedule, title, str(self))
 
     def __repr__(self) -> str:
         m, n, k = self.spec.shape

@@ -39,12 +39,17 @@ GREY = "#e4e4e4"
 """The colour of what has no single part of k."""
 
 STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5em; color: #222; background: #fff }
+:root { color-scheme: light dark; --ground: #fff; --ink: #222; --cell: #fff }
+@media (prefers-color-scheme: dark) { :root { --ground: #14181e; --ink: #ced6dd; --cell: #2a3038 } }
+body { font: 15px/1.45 system-ui, sans-serif; margin: .8em 1.2em; color: var(--ink); background: var(--ground) }
+h1 { font-size: 1.15em; margin: 0 } h2 { font-size: 1em; margin: .3em 0 }
 svg { display: block; max-width: 100% } svg text { font: 12px ui-monospace, monospace; fill: #222 }
-.cell { fill: #fff; fill-opacity: .8; stroke: #888 } .who { font-weight: bold }
+.cell { fill: var(--cell); fill-opacity: .8; stroke: #888 } svg .who { font-weight: bold; fill: var(--ink) }
 .arrow { fill: none; stroke-width: 2; opacity: .75; marker-end: url(#tip) } .leaves { stroke-dasharray: 6 3 }
-.view { stroke-dasharray: 2 3 } pre { overflow-x: auto; font-size: 12px } .chip { padding: 0 .5em; margin-right: .3em }
-nav { position: sticky; top: 0; background: #fff; padding: .5em 0 } input { width: 20em; vertical-align: middle }
+.view { stroke-dasharray: 2 3 } pre { overflow-x: auto; font-size: 12px }
+.chip { padding: 0 .5em; margin-right: .3em; color: #222 }
+nav { position: sticky; top: 0; background: var(--ground); padding: .3em 0 }
+input { width: 20em; vertical-align: middle }
 [hidden] { display: none }
 """
 SCRIPT = """
@@ -61,16 +66,20 @@ show(0);
 """
 
 
-def page(schedule: Schedule, title: str) -> str:
-    """Return the schedule as one HTML page of at most about 3 MB, for meshes of up to RANKS ranks."""
+def page(schedule: Schedule, title: str, about: str = "") -> str:
+    """Return the schedule as one HTML page of at most about 3 MB, for meshes of up to RANKS ranks.
+
+    title: one line. about: text that describes the plan, below the pictures.
+    """
     labels = Labels(schedule)
-    parts = [*_paragraphs(heading(schedule, labels))]
+    notes = [*_paragraphs(heading(schedule, labels)), *([f"<pre>{escape(about)}</pre>"] if about else [])]
+    parts = []
     if schedule.mesh.size > RANKS:
-        parts.append(f"<p>Meshes of up to {RANKS} ranks are drawn; this one has {schedule.mesh.size}.</p>")
+        parts += [f"<p>Meshes of up to {RANKS} ranks are drawn; this one has {schedule.mesh.size}.</p>", *notes]
     else:
         found = scenes(schedule)
-        parts += [*_paragraphs([*LEGEND, *idle(schedule, found)]), _key(labels)]
         parts += _within(PICTURES, _pictures(schedule, labels, found), "pictures", len(found) + 1)
+        parts += ["<h2>How to read it</h2>", *_paragraphs([*LEGEND, *idle(schedule, found)]), _key(labels), *notes]
         parts += ["<h2>Operations by rank</h2>", "<p>In the order in which they are issued, behind their steps.</p>"]
         parts += [_operations(schedule, rank) for rank in schedule.mesh.ranks]
         parts.append(f"<script>{SCRIPT}</script>")
@@ -199,7 +208,7 @@ def _picture(
     title: str, notes: list[str], mesh: MeshShape, sizes: _Sizes, cells: Sequence[Sequence[Line]], arrows: Sequence[str]
 ) -> str:
     boxes = [_cell(f"{place(mesh, rank)} rank {rank}", sizes, rank, cells[rank]) for rank in mesh.ranks]
-    names = [f'<text x="{GAP}" y="{y:.0f}">{escape(name)}</text>' for name, y in sizes.titles]
+    names = [f'<text class="who" x="{GAP}" y="{y:.0f}">{escape(name)}</text>' for name, y in sizes.titles]
     width, height = (f"{length:.0f}" for length in sizes.whole)
     drawing = "".join([*arrows, *names, *boxes])
     svg = f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}">{drawing}</svg>'
