@@ -38,6 +38,7 @@ _PUBLIC = {
     "pretend": ".runtime.pretended.pretend",
     "random": ".runtime.matrices.creation",
     "register": ".algorithms",
+    "trace": ".runtime.reports.traced",
     "verify": ".runtime.products.verifying",
     "zeros": ".runtime.matrices.creation",
 }
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from rma_mm.runtime.products.plan import Plan
     from rma_mm.runtime.products.verifying import verify
     from rma_mm.runtime.ranks.mesh import Mesh, default_mesh
+    from rma_mm.runtime.reports.traced import trace
 
 __all__ = [
     "ChainPlan",
@@ -83,6 +85,7 @@ __all__ = [
     "pretend",
     "random",
     "register",
+    "trace",
     "verify",
     "zeros",
 ]

@@ -45,6 +45,7 @@ class Executed(SphinxDirective):
         "command": directives.unchanged,
         "hide-output": directives.flag,
         "needs": directives.unchanged,  # a package without which the block is shown only
+        "page": directives.unchanged,  # a page that it writes, shown below its output
     }
 
     def folder(self) -> Path:
@@ -66,15 +67,27 @@ class Executed(SphinxDirective):
         if code != wanted:
             said = f"{command} ended with exit code {code}, not {wanted}:\n{text}"
             logger.warning("%s", said, location=self.get_location())
+        page = self.page() if "page" in self.options and not code else []
         if "hide-output" in self.options or not text:
-            return []
+            return page
         lines = text.rstrip().split("\n")
         most = self.options.get("lines", len(lines))
         if len(lines) > most:
             lines = [*lines[:most], "…"]
         block = nodes.literal_block("", "\n".join(lines), language="text")
         shown = nodes.container("", block, classes=["output"])
-        return [shown, *([_note(f"exit code {code}")] if code else [])]
+        return [shown, *([_note(f"exit code {code}")] if code else []), *page]
+
+    def page(self) -> list[nodes.Node]:
+        """Copy the page that was written into the site, and show it."""
+        name, docname = self.options["page"], self.env.docname
+        place = Path("_static", "executed", docname, name)
+        target = Path(self.env.app.outdir) / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.folder() / name, target)
+        path = "/".join([".."] * docname.count("/") + [place.as_posix()])
+        frame = f'<iframe class="page" title="{name}" src="{path}"></iframe>'
+        return [nodes.raw("", frame, format="html")]
 
     def listing(self, text: str, language: str) -> nodes.Node:
         return nodes.literal_block(text, text, language=language)

@@ -11,13 +11,13 @@ from typing import Any
 from rma_mm.algorithms import find_algorithm
 from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.options.simulate import SIMULATED, SimulateOptions
-from rma_mm.command.timeline import predicted_records, simulated_by, timeline
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.errors import OptionError, display_path
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.machine_file import TYPICALLY, Description, read_machine
 from rma_mm.policy.planner.sweep import Price, SweepProblem, draw, price_table, prices, strong, sweep_table, weak
+from rma_mm.runtime.reports.timeline import predicted_records, simulated_by, timeline
 from rma_mm.unfinished import write_whole
 
 

@@ -18,12 +18,12 @@ from mpi4py import MPI
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.command import timeline
-from rma_mm.command.timeline import clock_offset, gathered
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.policy.planner.candidates import default_mesh
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.execution.tracing import Trace
+from rma_mm.runtime.reports import timeline
+from rma_mm.runtime.reports.timeline import clock_offset, gathered
 from rma_mm.schedule.ops import Claim, Multiply
 from rma_mm.schedule.schedule import expand
 from tests.doors import command

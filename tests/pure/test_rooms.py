@@ -15,7 +15,7 @@ ROOMS = {
     "policy": {"model": 0, "simulator": 1, "planner": 1},
     "runtime": {
         "watching": 0, "ranks": 1, "execution": 2, "files": 2, "calibration": 2, "pretended": 2,
-        "verification": 3, "matrices": 4, "products": 5, "chains": 6, "graphs": 6, "einsum": 7,
+        "verification": 3, "reports": 3, "matrices": 4, "products": 5, "chains": 6, "graphs": 6, "einsum": 7,
     },
 }
 """Of the units that have rooms, on which level each is; modules beside them are on level 0."""

@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.command.timeline import Record, offset_of, rows_of, timeline
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.runtime.execution.tracing import Trace, TracedTransfer, TraceEvent, call_noted, transfer_noted
+from rma_mm.runtime.reports.timeline import Record, offset_of, rows_of, timeline
 
 
 class Later:

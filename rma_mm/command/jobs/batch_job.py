@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 UNUSED = (
-    "c", "bias", "bias_per", "activation", "result_dtype", "frontier", "picture", "trace", "metrics", "prefer",
-    "speeds", "symmetric", "chunks", "shards", "compress", "resume",
+    "c", "bias", "bias_per", "activation", "result_dtype", "frontier", "picture", "trace", "report", "metrics",
+    "prefer", "speeds", "symmetric", "chunks", "shards", "compress", "resume",
 )
 """Options that a product of batches does not take."""
 

@@ -40,7 +40,7 @@ SAME = (
     "bias_per", "activation", "result_dtype",
 )
 """Options by which C would be another matrix."""
-UNUSED = ("trace", "picture", "frontier", "warmup", "layout_a", "layout_b", "layout_c")
+UNUSED = ("trace", "report", "picture", "frontier", "warmup", "layout_a", "layout_b", "layout_c")
 """Options that are of one product."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,14 +24,13 @@ from rma_mm.command.jobs.report import (
     check_report,
     gather_facts,
     in_bytes,
-    is_page,
     plan_lines,
     read_so_far,
     write_json,
 )
 from rma_mm.command.options.run import DEFAULT_DTYPE, RunOptions
+from rma_mm.command.options.simulate import SIMULATED
 from rma_mm.command.progress import ProgressReport
-from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, MemoryLimitError, RmaError, ShapeError, VerificationError, display_path
 from rma_mm.geometry.layout import Layout
@@ -53,6 +54,8 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.prices import best_grid
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.reports.timeline import Record, gathered, predicted_run, timeline
+from rma_mm.runtime.reports.traced import check_page, is_page, write_report
 from rma_mm.unfinished import write_whole
 from rma_mm.windows.waiting import barrier
 
@@ -120,7 +123,7 @@ class Job:
         if plan is None:
             return self.larger(self, mesh, shape)
         plan.adapt = False  # what is reported is of one plan
-        self.trace = plan.trace = Trace() if o.trace is not None else None
+        self.trace = plan.trace = Trace() if o.trace is not None or o.report is not None else None
         self._show(plan)
         a_shape, b_shape = (plan.choice.operands[x].shape for x in "AB")
         self.check_start(a_shape, b_shape, plan.c_shape, plan.c_dtype)
@@ -146,7 +149,8 @@ class Job:
         with self.progress.stage("checking the result"):
             verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
         self.require_unchanged()
-        self.predicted = predicted_run(plan) if self.trace and self.comm.rank == 0 else []
+        if o.trace is not None and self.comm.rank == 0:
+            self.predicted = predicted_run(plan.schedule, plan.choice.request.cost_model, mesh.size, SIMULATED)
         if late := late_note(plan.choice, seconds):
             mesh.fallbacks.append(late)
         moved = {how: each.all_ranks(mesh) for how, each in self.moved.items()}
@@ -158,6 +162,7 @@ class Job:
         else:
             mesh.metrics.tally.check_failures += 1
         self.report(facts, is_right, mesh)
+        self._write_page(plan, seconds)
         for thing in (a, b, c, before, plan):
             if thing is not None:
                 thing.close()
@@ -178,6 +183,8 @@ class Job:
             check_report("--json", o.json)
             check_report("--picture", o.picture)
             check_report("--trace", o.trace)
+            if o.report is not None:
+                check_page("--report", o.report)
             check_report("--metrics", o.metrics)
 
     def _shape(self) -> tuple[int, int, int]:
@@ -361,6 +368,12 @@ class Job:
         with self.output.removed_by_errors():
             write(c, self.output)
 
+    def _write_page(self, plan: Plan, seconds: Sequence[float]) -> None:
+        """Write the report as a page, if it is wanted. Collective."""
+        if self.options.report is not None:
+            command = shlex.join(["mpiexec", "-n", str(self.comm.size), "rma-mm", *sys.argv[1:]])
+            write_report(plan, self.options.report, seconds, command)
+
     def require_unchanged(self) -> None:
         """Raise FileFormatError on every rank where an input is no longer the file that it was. Collective."""
         with agreed(self.comm):
@@ -385,7 +398,7 @@ class Job:
     def report(self, facts: Facts, is_right: bool, mesh: Mesh) -> None:
         """Write the report on rank 0, and print it if the result is right. Raises FileFormatError on every rank."""
         o = self.options
-        records = gathered(self.trace, mesh.comm) if self.trace else []
+        records = gathered(self.trace, mesh.comm) if self.trace and o.trace is not None else []
         if is_right and not o.quiet and "-" not in (o.json, o.trace):
             self.frame.say(*facts.lines(self.options.verbose))
         with agreed(self.comm):

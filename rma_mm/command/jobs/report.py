@@ -244,10 +244,6 @@ def write_json(
         write_whole(f"{flag} {display_path(path)}", path, text + "\n")
 
 
-def is_page(path: str | None) -> bool:
-    return path is not None and path.lower().endswith((".html", ".htm"))
-
-
 def _known(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -88,6 +88,7 @@ class RunOptions:
     dry_run: bool
     json: str | None
     trace: str | None
+    report: str | None
     metrics: str | None
     list: bool
     list_windows: bool
@@ -157,7 +158,8 @@ def _require_own_names(options: RunOptions) -> None:
 
     o = options
     inputs = (*(("an operand", file) for file in o.files), ("--c", o.c), ("--bias", o.bias))
-    reports = ("--json", o.json), ("--picture", o.picture), ("--trace", o.trace), ("--metrics", o.metrics)
+    flags = ("json", "picture", "trace", "report", "metrics")
+    reports = [(f"--{flag}", getattr(o, flag)) for flag in flags]
     taken: list[tuple[str, str, str]] = []
     for what, text in (*inputs, ("--output", o.output), *reports):
         if text is None or "\0" in text or (text == "-" and what.startswith("--")):
@@ -346,6 +348,8 @@ def _add_reports(add: Any) -> None:
     add("--json", metavar="FILE", help="write the report; - for standard output")
     add("--trace", metavar="FILE", help="write a timeline of every rank in the timed products, for "
         "ui.perfetto.dev; - for standard output")
+    add("--report", metavar="FILE.html", help="write a page with timeline, traffic, prediction and decision "
+        "(needs rma_mm[report])")
     add("--metrics", metavar="FILE", help="write counters of time and traffic for Prometheus, at most every 5 s")
     add("--list", action="store_true", help="print the algorithms")
     add("--list-windows", action="store_true", help="print the ways to expose memory, and which are absent here")

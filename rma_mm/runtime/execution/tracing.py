@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rma_mm.runtime.execution.addressing import Places
 from rma_mm.schedule.mirror_ops import multiply_adds
-from rma_mm.schedule.ops import Accumulate, Multiply, Op, Reduce, Ref, TransferSpec, foreign
+from rma_mm.schedule.ops import Accumulate, Multiply, Op, Reduce, Ref, TransferSpec, counted
 from rma_mm.windows import Transfer
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ def call_facts(op: Op, places: Places) -> Facts:
     if isinstance(op, Multiply):
         viewed = [ref for ref in (op.a, op.b) if ref.rank != places.rank]
         size = sum(ref.region.size * places.array(ref).itemsize for ref in viewed)
-        facts |= {"multiply_adds": multiply_adds(op), "bytes": size, "words": words_of(op, places)}
+        facts |= {"multiply_adds": multiply_adds(op), "bytes": size} | words_of(op, places)
     return facts
 
 
@@ -163,7 +163,7 @@ def transfer_facts(op: Op, places: Places) -> Facts:
         "from": sorted({move.source for move in came}),
         "to": sorted({move.to for move in went}),
         "bytes": sum(move.ref.region.size * itemsize(op, move.ref, places) for move in moved),
-        "words": words_of(op, places),
+        **words_of(op, places),
         "between_nodes": any(nodes[move.source] != nodes[move.to] for move in came + went),
         "step": op.step,
     }
@@ -181,9 +181,10 @@ def itemsize(op: Op, ref: Ref, places: Places) -> int:
     return places.whole(ref, summing=False).itemsize
 
 
-def words_of(op: Op, places: Places) -> dict[str, int]:
-    """Return words of this operation as the report counts them."""
+def words_of(op: Op, places: Places) -> Facts:
+    """Return words of this operation as the report counts them, and as (source, destination, words)."""
     nodes, words = places.schedule.mesh.node_of_rank, {"intra_node": 0, "inter_node": 0}
-    for other, size, _ in foreign(op, places.rank):
-        words["intra_node" if nodes[other] == nodes[places.rank] else "inter_node"] += size
-    return words
+    pairs = [(move.source, move.to, move.ref.region.size) for move in counted(op, places.rank)]
+    for source, to, size in pairs:
+        words["intra_node" if nodes[source] == nodes[to] else "inter_node"] += size
+    return {"words": words, "pairs": pairs}

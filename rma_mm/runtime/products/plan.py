@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from rma_mm.runtime.ranks.agreement import AgreedVotes, Ballot, digest, disagree
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import serialized
+from rma_mm.runtime.reports.traced import write_report
 from rma_mm.runtime.verification.checked_product import SELDOM, as_before, checked_product, required
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
@@ -65,7 +67,7 @@ class Plan:
         self.watch = ProductWatch(mesh.metrics, self.spec.kind)
         self.claims: list[int] = []
         """Tasks of a queue that this rank ran in the last execution."""
-        self.trace: Trace | None = None
+        self.trace: Trace | None = mesh.trace
         """Trace of this rank; set it before anything is bound."""
         self._own_c: DistMatrix | None = None
         self._latest: BoundOperands[DistMatrix, Executable] | None = None
@@ -220,6 +222,31 @@ class Plan:
         m, n, k = self.spec.shape
         title = f"{self.algorithm}: C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] on {self.mesh.grid} ranks"
         return page(self.schedule, title, str(self))
+
+    def report(self, path: str | PathLike[str]) -> None:
+        """Write a report as one page of HTML, which needs nothing from elsewhere: `rma_mm[report]` draws it.
+
+        Collective. It tells of the executions since `trace` was set or `rma_mm.trace` began: the timeline of the ranks,
+        predicted and measured. Without a trace it tells what was predicted, and which words moved.
+
+        Parameters
+        ----------
+        path : path-like
+            The file; it is replaced as a whole.
+
+        Raises
+        ------
+        FileFormatError
+            If the file cannot be written.
+        OptionError
+            If bokeh is not installed.
+        """
+        write_report(self, path)
+
+    def retrace(self, trace: Trace | None) -> None:
+        """Note from now on in another trace what this rank does, or in none. Local; operations are bound again."""
+        self.trace, self._latest = trace, None
+        self.prepared.unbind()
 
     def __repr__(self) -> str:
         m, n, k = self.spec.shape

@@ -111,11 +111,15 @@ class Prepared:
         for key in [key for key, executable in self.bound.items() if window in executable.windows]:
             self.bound.pop(key).close()
 
-    def close(self) -> None:
-        """Give the memory back, once all ranks have. Local, and may be repeated."""
+    def unbind(self) -> None:
+        """Drop all bound operations, so that the next execution binds them again. Local."""
         for executable in self.bound.values():
             executable.close()
         self.bound.clear()
+
+    def close(self) -> None:
+        """Give the memory back, once all ranks have. Local, and may be repeated."""
+        self.unbind()
         self.frames.clear()
         self.node_scratch = None
         for matrix in self._added.values():

@@ -170,6 +170,8 @@ class Mesh:
         """Plans and other objects that hold bound memory."""
         self.proved: set[object] = set()
         """Redistributions that all ranks have shown to be right."""
+        self.trace: Any = None
+        """The trace in which plans note what they do; None if nothing is traced."""
         self.metrics = Metrics(self)
         """Time, traffic and slow ranks of its products."""
         self.when_lost: Callable[[], str] = str

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rma_mm.command.options.simulate import SIMULATED
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.simulator.simulate import Simulated, simulate
@@ -23,8 +22,6 @@ from rma_mm.windows.waiting import barrier, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-    from rma_mm.runtime.products.plan import Plan
 
 PREDICTED = "predicted"  # name used instead of a host, and before the names of rows, in a predicted timeline
 PINGS = 32  # number of times that a rank asks rank 0 for the time; the quickest answer counts
@@ -125,11 +122,9 @@ def lanes(
     return events
 
 
-def predicted_run(plan: Plan) -> list[Record]:
-    """Return the predicted timeline of each rank for one execution of a plan; empty for large meshes."""
-    if plan.mesh.grid.size > SIMULATED:
-        return []
-    return predicted_records(simulated_by(plan.schedule, plan.choice.request.cost_model), plan.mesh.size)
+def predicted_run(schedule: Schedule, cost_model: CostModel, ranks: int, most: int) -> list[Record]:
+    """Return the predicted timeline of each rank for one execution; empty for meshes of more than `most` ranks."""
+    return predicted_records(simulated_by(schedule, cost_model), ranks) if schedule.mesh.size <= most else []
 
 
 def simulated_by(schedule: Schedule, cost_model: CostModel) -> Simulated:

@@ -1,0 +1,1 @@
+"""Reports of products: timelines of all ranks, and pages of HTML."""
