@@ -16,7 +16,7 @@ from rma_mm.windows import Counters
 from tests.processes import ROOT
 
 NAME = re.compile(r"\brma_mm_\w+")
-DOCS = ROOT / "docs" / "metrics"
+DOCS = ROOT / "docs" / "how-to" / "metrics"
 
 
 def some() -> Totals:
@@ -107,5 +107,5 @@ def test_the_dashboard_reads_all_that_is_written() -> None:
 
 
 def test_the_page_lists_what_is_written() -> None:
-    page = set(NAME.findall((ROOT / "docs" / "metrics.md").read_text())) - {"rma_mm"}
+    page = set(NAME.findall((ROOT / "docs" / "how-to" / "metrics.md").read_text())) - {"rma_mm"}
     assert page == {re.sub("_(bucket|count|sum)$", "", name) for name, *_ in samples(some())}

@@ -19,7 +19,7 @@ PAIRS = list(product(SUPPORTED, SUPPORTED))
 
 def documented():
     """(A, B) → (type of the sums, type of the result), by name, from the table in the docs; either order."""
-    lines = (ROOT / "docs" / "types.md").read_text().split("| one of |")[1].splitlines()[2:]
+    lines = (ROOT / "docs" / "reference" / "types.md").read_text().split("| one of |")[1].splitlines()[2:]
     found = {}
     for line in lines[: lines.index("")]:
         ones, others, summed, result = ([name.strip() for name in cell.split(",")] for cell in line.split("|")[1:-1])
@@ -47,7 +47,7 @@ WORDS = {"b": "bool", "iu": "integers", "f": "floats", "c": "complex"}
 
 
 def test_the_table_of_semirings_is_the_registry():
-    lines = (ROOT / "docs" / "types.md").read_text().split("| name | ⊕ |")[1].split("\n\n")[0].splitlines()[2:]
+    lines = (ROOT / "docs" / "reference" / "types.md").read_text().split("| name | ⊕ |")[1].split("\n\n")[0].splitlines()[2:]
     for line, x in zip(lines, SEMIRINGS.values(), strict=True):
         kinds = ", ".join(word for letters, word in WORDS.items() if set(letters) <= set(x.kinds))
         told = x.name, x.add.__name__, x.multiply.__name__, kinds, x.reduction.mpi
