@@ -131,9 +131,11 @@ def _mpiexec() -> str | None:
 
 def _job(comm: Any) -> Iterator[Finding]:
     """Yield what is known of the ranks of this job and of the memory that they share. Collective."""
+    from mpi4py import MPI
+
     from rma_mm.windows.ranks import node_map
 
-    nodes, hosts = node_map(comm), comm.allgather(os.uname().nodename)
+    nodes, hosts = node_map(comm), comm.allgather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
     how = "alone, without a launcher" if launched_ranks() == 1 and comm.size == 1 else "as one job"
     pretended = [name for name in ("MPIR_CVAR_NOLOCAL", "MPIR_CVAR_NUM_CLIQUES") if os.environ.get(name)]
     said = f"{_count(comm.size, 'rank')} on {_count(len(set(nodes)), 'node')}, {how}"
@@ -143,7 +145,7 @@ def _job(comm: Any) -> Iterator[Finding]:
         yield Finding("ranks", NOTE, f"{said}; hosts count as several nodes", f"unset {' and '.join(pretended)}")
     else:
         yield Finding("ranks", FAULT, f"{said}, but {_count(len(set(hosts)), 'host')}: ranks of a host share no memory",
-                      "start the job with mpiexec, or srun --mpi=pmi2")
+                      "start the job with mpiexec" + ", or srun --mpi=pmi2" * ("MPICH" in MPI.Get_library_version()))
     free = free_segment_bytes()
     if free is None:
         yield Finding("shared memory", NOTE, f"{SEGMENTS} is not there")

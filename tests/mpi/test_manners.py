@@ -5,15 +5,17 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import termios
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.processes import find_mpiexec, is_open_mpi, job_environment, mpirun
+from tests.processes import ROOT, find_mpiexec, is_open_mpi, job_environment, mpirun
 from tests.thorough import thorough, usually
 
 MODULE = [sys.executable, "-m", "rma_mm"]
@@ -404,3 +406,28 @@ def test_launches_under_slurm(slurm, tmp_path):
         else:
             assert done.returncode == 2 and done.stdout == "" and time.monotonic() - begun < 5, done
             assert done.stderr.count("use srun --mpi=pmi2 -n 4") == 1, done.stderr
+
+
+@thorough
+@pytest.mark.skipif(is_open_mpi(), reason="launches of MPICH")
+def test_the_five_commands_of_the_documentation(slurm, tmp_path):
+    """From pip to a product of one's own files under Slurm, word for word, in a shell that has nothing yet."""
+    page = (ROOT / "docs" / "how-to" / "clusters.md").read_text()
+    commands = page.partition("takes five commands")[2].partition("```{not-run}")[2].partition("```")[0]
+    commands = commands.partition("\n")[2].strip()
+    assert len(commands.splitlines()) == 5
+    for name in ("rma_mm", "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    a, b = np.random.default_rng(0).standard_normal((2, 300, 300))
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    binaries = Path(sys.base_prefix) / "bin"
+    variables = {"HOME": str(tmp_path), "PATH": f"{binaries}:/usr/bin:/bin", "SHELL": "/bin/bash"}
+    variables["SLURM_STDINMODE"] = "none"  # else srun takes what is typed next
+    kept = {name: value for name, value in slurm.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    done = subprocess.run(["bash", "-e"], input=f"{commands}\n", cwd=tmp_path, env=kept | variables, text=True,
+                          capture_output=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr}"
+    assert "4 ranks on 2 nodes" in done.stdout and "right:" in done.stdout, done.stdout
+    assert np.allclose(np.load(tmp_path / "C.npy"), a @ b)

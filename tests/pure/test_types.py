@@ -47,7 +47,8 @@ WORDS = {"b": "bool", "iu": "integers", "f": "floats", "c": "complex"}
 
 
 def test_the_table_of_semirings_is_the_registry():
-    lines = (ROOT / "docs" / "reference" / "types.md").read_text().split("| name | ⊕ |")[1].split("\n\n")[0].splitlines()[2:]
+    text = (ROOT / "docs" / "reference" / "types.md").read_text()
+    lines = text.split("| name | ⊕ |")[1].split("\n\n")[0].splitlines()[2:]
     for line, x in zip(lines, SEMIRINGS.values(), strict=True):
         kinds = ", ".join(word for letters, word in WORDS.items() if set(letters) <= set(x.kinds))
         told = x.name, x.add.__name__, x.multiply.__name__, kinds, x.reduction.mpi
