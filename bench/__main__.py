@@ -17,6 +17,7 @@ COMMANDS = {
     "python -m bench.peers": "beside NumPy, ScaLAPACK, DTensor, heat, JAX, Dask and the textbooks' algorithms",
     "python -m bench.disk": "products of files, cached and cold, beside memory, the disk, Dask and Blosc2",
     "python -m bench.policy": "the planner: regrets of what it chooses, predicted against measured seconds",
+    "python -m bench.question": "pull, push, SUMMA, Cannon, 2.5-D, T10, auto: 12 shapes in 7 settings (some need root)",
     "python -m bench.hosts --bars": "several hosts on this machine (needs root): times and words between nodes",
     "python -m bench.compare": "this checkout against an earlier commit, in turn: is anything slower or larger?",
     "python -m bench.trust --seed S": "random products and redistributions by the thousand, compared with NumPy",

@@ -46,6 +46,8 @@ class Case:
     """To which of two cores each rank is pinned; empty where they may run on any."""
     rate: str = ""
     """The rate of the links that join its nodes, as tc writes it; empty where nodes are pretended."""
+    further: str = ""
+    """A mesh whose candidates compete, too, where they are of algorithms that the own mesh does not have."""
 
     @property
     def setting(self) -> str:

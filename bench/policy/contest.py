@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import ceil
@@ -101,6 +101,12 @@ class Contender:
             "width": plan.choice.tuning.width, "copied": priced.copied,
         }
 
+    @property
+    def priced_words(self) -> float:
+        """The words that all ranks move, by its closed form."""
+        moved = (self.plan.choice.chosen if self.plan else self.candidate).traffic
+        return moved.between + moved.within + moved.in_place
+
     def as_json(self) -> dict[str, Any]:
         """All that is known of it."""
         layouts = self.candidate.layouts or ()
@@ -109,7 +115,8 @@ class Contender:
             "layouts": dict(zip("ABC", map(str, layouts), strict=False)),
             **(self.prediction(self.plan) if self.plan else {"predicted": None}),
             "seconds": self.seconds if self.samples else None, "samples": self.samples,
-            "right": self.right, "same_as": self.same_as, "error": self.error, **self.facts,
+            "right": self.right, "same_as": self.same_as, "error": self.error, "priced_words": self.priced_words,
+            **self.facts,
         }
 
 
@@ -143,6 +150,9 @@ class Contest:
         own = own_grid(self.case, self.comm)
         for grid in dict.fromkeys([own, *(grids(self.case.ranks, 2) if self.case.mesh == ANY else [])]):
             self.enter(grid, grid == own)
+        if self.case.further:
+            known = {contender.name.partition(":")[0] for contender in self.contenders}
+            self.enter(measure.grid(self.case.further), False, known)
         if self.meshes[0].num_nodes != self.case.nodes:
             return {"skipped": f"this MPI shows {self.meshes[0].num_nodes} nodes, not {self.case.nodes}"}
         self.contenders.sort(key=lambda contender: not contender.is_chosen)  # it stands for those that are the same
@@ -154,8 +164,8 @@ class Contest:
 
     # -- who competes -----------------------------------------------------------------------------
 
-    def enter(self, grid: tuple[int, ...], is_own: bool) -> None:
-        """Ask the planner on a mesh of this shape."""
+    def enter(self, grid: tuple[int, ...], is_own: bool, but: Container[str] = ()) -> None:
+        """Ask the planner on a mesh of this shape. but: algorithms that do not compete."""
         mesh = rma_mm.Mesh(grid, self.comm, window=self.case.window, speeds=self.case.speeds)
         self.meshes.append(mesh)
         set_threads(mesh.threads)  # else it is done anew for each product
@@ -165,7 +175,8 @@ class Contest:
         auto = rma_mm.plan(self.operand("A", a), self.operand("B", b), mesh, layout=c)
         took = time.perf_counter() - start
         for place, candidate in enumerate(auto.choice.candidates):
-            if not candidate.rejected and candidate.layouts is not None:
+            is_known = candidate.algorithm.name.partition(":")[0] in but
+            if not candidate.rejected and candidate.layouts is not None and not is_known:
                 is_chosen = is_own and candidate is auto.choice.chosen
                 plan = auto if is_chosen else None
                 self.contenders.append(Contender(candidate, place, mesh, matrices, is_chosen, plan))

@@ -83,6 +83,8 @@ class pretend:
     def __enter__(self) -> Any:
         from mpi4py import MPI
 
+        if CONTROLLERS or rank_state().world is not None:
+            raise MeshError("pretend: ranks are pretended already; leave that context first")
         install(MPI.COMM_WORLD)
         self._require_alone(MPI.COMM_WORLD)
         self._require_memory()
@@ -142,8 +144,6 @@ class pretend:
         self._turns = None
 
     def _require_alone(self, world: Any) -> None:
-        if CONTROLLERS or rank_state().world is not None:
-            raise MeshError("pretend: ranks are pretended already; leave that context first")
         ranks = max(world.size, launched_ranks())
         if ranks > 1:
             raise MeshError(

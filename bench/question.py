@@ -1,0 +1,211 @@
+"""`python -m bench.question`: read remote data directly, or broadcast it?
+
+Twelve shapes in each of several settings: one node, two hosts at 5 and at 1 Gbit/s, four pretended nodes, ranks of
+different speed, and callers' own arrays through MPI and through UCX. In each cell every candidate is checked and timed
+as by `bench.policy`; the best of each family stands in the table. Bars: the planner predicts the winner in 90 % of the
+cells (or one within 5 % of it), its regret is at most 1.05 on average, and words are those of the closed forms.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+from bench import measure
+from bench.policy.__main__ import measure_all
+from bench.policy.cases import BLOCKS, Case
+from bench.policy.jobs import JobError
+
+SHAPES: dict[str, tuple[int, int, int]] = {
+    "small 256": (256, 256, 256), "small 512": (512, 512, 512), "square 1024": (1024, 1024, 1024),
+    "square 2048": (2048, 2048, 2048), "tall": (8192, 256, 512), "wide": (256, 8192, 512), "outer": (3072, 2048, 64),
+    "k-dominant": (256, 384, 16384), "long k": (512, 512, 8192), "mlp up": (1024, 3072, 768),
+    "mlp down": (1024, 768, 3072), "uneven": (1111, 777, 1333),
+}
+"""m, n, k."""
+SETTINGS: dict[str, Case] = {
+    "one node, 4 ranks": Case("", "", (0, 0, 0), 4, further="2x1x2"),
+    "2 hosts at 5 Gbit/s": Case("", "", (0, 0, 0), 2, 2, rate="5gbit", further="1x1x2"),
+    "2 hosts at 1 Gbit/s": Case("", "", (0, 0, 0), 2, 2, rate="1gbit", further="1x1x2"),
+    "4 pretended nodes": Case("", "", (0, 0, 0), 4, 4, further="2x1x2"),
+    "3 ranks on 2 cores": Case("", "", (0, 0, 0), 3, cores=(0, 1, 1), further="1x1x3"),
+    "callers' arrays, MPI": Case("", "", (0, 0, 0), 4, mesh="2x2", layouts=BLOCKS, window="created"),
+    "callers' arrays, UCX": Case("", "", (0, 0, 0), 4, mesh="2x2", layouts=BLOCKS, own="AB"),
+}
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "SUMMA": ("summa_c", "summa_a", "summa_b", "pumma", "pblas"),
+    "Cannon": ("cannon",),
+    "2.5-D, 3-D": ("solomonik_25d", "tesseract", "agarwal_3d", "johnson_3d", "nus_3d"),
+    "T10": ("t10_rotate",),
+    "1-D": ("data_parallel", "column_parallel", "row_parallel", "gather_gemm", "gemm_scatter"),
+    "other": ("mixed_2d", "row_column_2d", "cosma"),
+}
+"""Group algorithms in their two-sided form, by family."""
+PULL, PUSH, AUTO = "pull", "push", "auto"
+COLUMNS = (PULL, PUSH, *FAMILIES)
+NEAR = 1.05
+"""Times the winner: who is predicted to win and comes so near is as good."""
+BAR, SHARE = 1.05, 0.9
+Record = Mapping[str, Any]
+
+
+def cases() -> Iterator[Case]:
+    """The cells, setting by setting."""
+    for setting, case in SETTINGS.items():
+        for name, shape in SHAPES.items():
+            yield replace(case, name=name, kind=setting, shape=shape)
+
+
+def family(contender: Record) -> str:
+    """One-sided algorithms push if they accumulate, else pull; the others are of the family of their name."""
+    name, _, form = contender["algorithm"].partition(":")
+    if form == "pull" or not any(name in names for names in FAMILIES.values()):
+        ways = {way for how in (contender.get("movement") or {}).values() for way in how.split("+")}
+        return PUSH if "accumulate" in ways else PULL
+    return next(each for each, names in FAMILIES.items() if name in names)
+
+
+class Cell:
+    """One shape in one setting, as it was measured."""
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.shape, self.setting = record, record["case"].partition(" on ")[0], record["kind"]
+        every = record.get("contenders", ())
+        self.timed = [x for x in every if x["seconds"] is not None]
+        twins = [x | {"seconds": every[x["same_as"]]["seconds"]} for x in every if x["same_as"] is not None]
+        self.best: dict[str, Record] = {}
+        for x in sorted([*self.timed, *twins], key=lambda x: float(x["seconds"])):
+            self.best.setdefault(family(x), x)
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.timed) and "regret" in self.record
+
+    @property
+    def chosen(self) -> Record:
+        found: Record = self.record["contenders"][self.record["chosen"]]
+        return found
+
+    @property
+    def winner(self) -> str:
+        """The family of the fastest."""
+        return min(self.best, key=lambda each: float(self.best[each]["seconds"]))
+
+    @property
+    def regret(self) -> float:
+        """Of what was chosen, head to head with the best other one."""
+        return float(self.record["regret"])
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether what was predicted to be fastest is, or is within `NEAR` of it."""
+        return self.regret <= NEAR
+
+    @property
+    def wrong_words(self) -> list[str]:
+        """Candidates whose transports counted other words than their closed form has, a queue's apart."""
+        found = []
+        for x in self.timed:
+            counted = sum((x.get("words") or {"": 0}).values())
+            if not x["algorithm"].startswith("queue") and abs(counted - x["priced_words"]) > 0.5:
+                found.append(f"{x['algorithm']}: {counted} and {x['priced_words']:.0f}")
+        return found
+
+
+def lines(cells: Sequence[Cell]) -> list[str]:
+    """A table for each setting, then what they come to."""
+    found = []
+    for setting in dict.fromkeys(cell.setting for cell in cells):
+        group = [cell for cell in cells if cell.setting == setting and cell.is_measured]
+        found += ["", f"### {setting}", "", *table(group), "", summary(group)]
+    every = [cell for cell in cells if cell.is_measured]
+    return [*found, "", f"All settings: {summary(every)}"] if every else ["nothing was measured"]
+
+
+def table(cells: Sequence[Cell]) -> list[str]:
+    """Milliseconds of auto, and times as long as the fastest by the best of each family."""
+    names = ["shape", "M×N×K", "auto chose", "ms", "regret", *COLUMNS]
+    rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for cell in cells:
+        least = min(float(x["seconds"]) for x in cell.timed)
+        ratios = [
+            f"**{cell.best[each]['seconds'] / least:.2f}**" if each == cell.winner
+            else f"{cell.best[each]['seconds'] / least:.2f}" if each in cell.best else "–" for each in COLUMNS
+        ]
+        extents = "×".join(map(str, cell.record["shape"]))
+        chosen = f"{cell.chosen['algorithm']} ({family(cell.chosen)})"
+        figures = [cell.shape, extents, chosen, f"{1e3 * cell.chosen['seconds']:.3g}", f"{cell.regret:.2f}", *ratios]
+        rows.append(f"| {' | '.join(figures)} |")
+    return rows
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """In a sentence."""
+    if not cells:
+        return "nothing was measured"
+    regrets = [cell.regret for cell in cells]
+    mean = exp(sum(map(log, regrets)) / len(regrets))
+    share = sum(cell.is_predicted for cell in cells) / len(cells)
+    off = sum(bool(cell.wrong_words) for cell in cells)
+    timed = sum(len(cell.timed) for cell in cells)
+    return (
+        f"winner predicted in {share:.0%} of {len(cells)} cells, regret {mean:.3f} on average and {max(regrets):.2f} "
+        f"at most; words equal their closed form in {len(cells) - off} of {len(cells)} cells ({timed} candidates timed)"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, or read what was measured, and report; 1 where a bar is missed or anything failed."""
+    parser = measure.Parser(__doc__)
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="cells with one of these in the name")
+    parser.add_argument("--settings", nargs="+", default=[*SETTINGS], choices=[*SETTINGS], help="all")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: regrets are then noise to some per cent")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="leave out what does not fit")
+    parser.add_argument("--read", nargs="+", type=Path, default=[], metavar="FILE", help="report on earlier --json")
+    options = parser.parse_args(arguments)
+    chosen = [
+        case for case in cases()
+        if case.kind in options.settings and any(text in f"{case.name} on {case.kind}" for text in options.only)
+    ]
+    results: list[dict[str, Any]] = [each for file in options.read for each in json.loads(file.read_text())["results"]]
+    where: dict[str, Any] = json.loads(options.read[0].read_text())["machine"] if options.read else measure.machine()
+    faults: list[str] = []
+    if not options.read:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        how = Namespace(budget=options.budget, quick=options.quick, calibrated=False, limit=240)
+        for setting in options.settings:  # a job each, as they differ in more than ranks and nodes
+            group = [case for case in chosen if case.kind == setting]
+            try:
+                measure_all(group, how, where, results, faults)
+            except (JobError, KeyboardInterrupt) as error:
+                faults.append(f"{setting}: {error or 'interrupted'}")
+    cells = [Cell(record) for record in results]
+    faults += [f"{cell.record['case']}: {each}" for cell in cells for each in cell.wrong_words[:3]]
+    faults += [f"{cell.record['case']}: {text}" for cell in cells if (text := failure(cell.record))]
+    measure.publish(options.json, "question", where, [*lines(cells), *faults], faults=faults, results=results)
+    return code_of([cell for cell in cells if cell.is_measured], faults)
+
+
+def failure(record: Record) -> str:
+    """What went wrong in a cell; empty if nothing did."""
+    wrong = [x["algorithm"] for x in record.get("contenders", ()) if x["right"] is False]
+    return f"wrong: {', '.join(wrong)}" if wrong else str(record.get("error") or record.get("skipped") or "")
+
+
+def code_of(cells: Sequence[Cell], faults: Iterable[str]) -> int:
+    """Whether the bars are met."""
+    if not cells or list(faults):
+        return 1
+    mean = exp(sum(log(cell.regret) for cell in cells) / len(cells))
+    return int(mean > BAR or sum(cell.is_predicted for cell in cells) < SHARE * len(cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
