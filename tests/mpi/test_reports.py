@@ -49,7 +49,7 @@ def traced(mesh, name, path):
         return plan, mesh.comm.allreduce(plan.words.words_intra + plan.words.words_inter)
 
 
-@parallel(ranks=(1, 4, 6), env=("node", "nolocal"), timeout=120, usual="nolocal")
+@parallel(ranks=(1, 4, 6), env=("node",), timeout=120)
 @pytest.mark.parametrize("name", usually(3, ["cannon", "queue", "stationary_a", "summa_c", *sorted(ALGORITHMS)]))
 def test_the_sum_of_the_heat_map_is_what_was_counted(comm, tmp_path, name):
     half = max(1, comm.size // 2)
