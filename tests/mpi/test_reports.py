@@ -28,7 +28,7 @@ from tests.launch import parallel
 from tests.mpi.test_command_line import refused
 from tests.pure.test_picture import named
 from tests.pure.test_site import ASKS
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 SUM = re.compile(r'id="words-sum">(\d+)<')
 SHAPE = (48, 36, 24)
@@ -50,7 +50,7 @@ def traced(mesh, name, path):
 
 
 @parallel(ranks=(1, 4, 6), env=("node",), timeout=120)
-@pytest.mark.parametrize("name", usually(3, ["cannon", "queue", "stationary_a", "summa_c", *sorted(ALGORITHMS)]))
+@pytest.mark.parametrize("name", usually(3, ["cannon", "queue", "stationary_a", *sorted(ALGORITHMS)], rest=nightly))
 def test_the_sum_of_the_heat_map_is_what_was_counted(comm, tmp_path, name):
     half = max(1, comm.size // 2)
     for grid in ((comm.size // half, half), (1, comm.size // half, half), (comm.size,)):
