@@ -14,8 +14,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import exp, log
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from bench import measure
@@ -151,7 +151,7 @@ def summary(cells: Sequence[Cell]) -> str:
     if not cells:
         return "nothing was measured"
     regrets = [cell.regret for cell in cells]
-    mean = exp(sum(map(log, regrets)) / len(regrets))
+    mean = geometric_mean(regrets)
     share = sum(cell.is_predicted for cell in cells) / len(cells)
     off = sum(bool(cell.wrong_words) for cell in cells)
     timed = sum(len(cell.timed) for cell in cells)
@@ -203,7 +203,7 @@ def code_of(cells: Sequence[Cell], faults: Iterable[str]) -> int:
     """Whether the bars are met."""
     if not cells or list(faults):
         return 1
-    mean = exp(sum(log(cell.regret) for cell in cells) / len(cells))
+    mean = geometric_mean([cell.regret for cell in cells])
     return int(mean > BAR or sum(cell.is_predicted for cell in cells) < SHARE * len(cells))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -42,6 +42,15 @@ def display_path(path: str | os.PathLike[str]) -> str:
     (True, True)
     """
     return truncate(os.fspath(path), NAMED)
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return some ranks in words.
+
+    >>> ranks_in_words([2]), ranks_in_words([0, 3])
+    ('rank 2', 'ranks 0, 3')
+    """
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

@@ -5,7 +5,6 @@ Each product is done on pretended ranks; the build fails if the words that were 
 
 from __future__ import annotations
 
-import os
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
@@ -126,7 +125,6 @@ def write_pages(app: Sphinx) -> None:
     import rma_mm
     from rma_mm.algorithms import ALGORITHMS
 
-    os.environ.setdefault("RMA_MM_MACHINE", "typical")  # nothing is measured
     folder = Path(app.srcdir) / "reference" / "algorithms"
     drawings = Path(app.srcdir) / "_static" / "schedules"
     drawings.mkdir(parents=True, exist_ok=True)

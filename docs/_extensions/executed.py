@@ -32,6 +32,7 @@ from sphinx.util.docutils import SphinxDirective
 LIMIT = 120  # seconds of a command
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash"}
 LAUNCHERS = ("PMI", "MPI_", "OMPI_", "RMA_MM_")  # begin variables that a reader's shell does not have
+CACHE = "RMA_MM_CACHE"  # one that is kept: calibrations that an earlier build made serve this one
 logger = logging.getLogger(__name__)
 
 
@@ -74,8 +75,7 @@ class Executed(SphinxDirective):
         most = self.options.get("lines", len(lines))
         if len(lines) > most:
             lines = [*lines[:most], "…"]
-        block = nodes.literal_block("", "\n".join(lines), language="text")
-        shown = nodes.container("", block, classes=["output"])
+        shown = nodes.container("", _listing("\n".join(lines), "text"), classes=["output"])
         return [shown, *([_note(f"exit code {code}")] if code else []), *page]
 
     def page(self) -> list[nodes.Node]:
@@ -89,16 +89,13 @@ class Executed(SphinxDirective):
         frame = f'<iframe class="page" title="{name}" src="{path}"></iframe>'
         return [nodes.raw("", frame, format="html")]
 
-    def listing(self, text: str, language: str) -> nodes.Node:
-        return nodes.literal_block(text, text, language=language)
-
 
 class Command(Executed):
     """Lines for bash."""
 
     def run(self) -> list[nodes.Node]:
         text = "\n".join(self.content)
-        return [self.listing(text, "bash"), *self.executed(text)]
+        return [_listing(text, "bash"), *self.executed(text)]
 
 
 class Program(Executed):
@@ -110,7 +107,7 @@ class Program(Executed):
         text, name = "\n".join(self.content), self.arguments[0]
         (self.folder() / name).write_text(text + "\n")
         command = self.options.get("command", f"mpiexec -n 4 python -m mpi4py {name}")
-        return [_named(name, self.listing(text, "python")), self.listing(command, "bash"), *self.executed(command)]
+        return [_named(name, _listing(text, "python")), _listing(command, "bash"), *self.executed(command)]
 
 
 class File(Executed):
@@ -121,7 +118,7 @@ class File(Executed):
     def run(self) -> list[nodes.Node]:
         text, name = "\n".join(self.content), self.arguments[0]
         (self.folder() / name).write_text(text + "\n")
-        return [_named(name, self.listing(text, LANGUAGES.get(Path(name).suffix, "text")))]
+        return [_named(name, _listing(text, LANGUAGES.get(Path(name).suffix, "text")))]
 
 
 class NotRun(SphinxDirective):
@@ -132,8 +129,12 @@ class NotRun(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         text = "\n".join(self.content)
-        block = nodes.literal_block(text, text, language=self.options.get("language", "bash"))
+        block = _listing(text, self.options.get("language", "bash"))
         return [nodes.container("", _note(f"not run in this build: {self.arguments[0]}"), block, classes=["not-run"])]
+
+
+def _listing(text: str, language: str) -> nodes.Node:
+    return nodes.literal_block(text, text, language=language)
 
 
 def _named(name: str, block: nodes.Node) -> nodes.Node:
@@ -149,9 +150,9 @@ def _note(text: str) -> nodes.Node:
 def run(command: str, folder: Path) -> tuple[str, int]:
     """Run a command as a reader would in a new shell, and return what it printed and its exit code."""
     binaries = Path(sys.executable).parent
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    mine |= {"PATH": f"{binaries}:{os.environ['PATH']}"}
-    mine |= {"RMA_MM_PROGRESS": "off", "COLUMNS": "100", "RMA_MM_CACHE": _cache(), "PYTHONUNBUFFERED": "1"}
+    mine = {name: value for name, value in os.environ.items() if name == CACHE or not name.startswith(LAUNCHERS)}
+    mine |= {"PATH": f"{binaries}:{os.environ['PATH']}", "COLUMNS": "100"}
+    mine |= {"RMA_MM_PROGRESS": "off", "PYTHONUNBUFFERED": "1"}
     begun = time.monotonic()
     try:
         done = subprocess.run(
@@ -163,11 +164,6 @@ def run(command: str, folder: Path) -> tuple[str, int]:
     finally:
         logger.verbose("%5.1f s  %s", time.monotonic() - begun, shlex.quote(command))
     return re.sub(re.escape(str(folder)) + "/?", "", done.stdout), done.returncode
-
-
-def _cache() -> str:
-    """Return the folder for calibrations and kernels: the user's own, so that later builds find them."""
-    return os.environ.get("RMA_MM_CACHE") or str(Path("~/.cache/rma_mm").expanduser())
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

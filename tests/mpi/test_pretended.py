@@ -28,17 +28,15 @@ from rma_mm.errors import (
 )
 from rma_mm.policy.model.machine import Machine
 from rma_mm.schedule.verify.checker import verify
-from rma_mm.windows import open_window
-from rma_mm.windows.ranks import node_map
 from tests.conformance import conform
-from tests.mpi.test_habits import EXPRESSIONS, compared
+from tests.mpi.test_habits import EXPRESSIONS, LAYOUTS, compared
 from tests.mpi.test_rows import AXES, PRODUCTS, check_product
+from tests.mpi.test_windows import MpiWorld
 from tests.processes import mpirun
 from tests.thorough import usually
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pretended ranks need a process of their own")
 
-LAYOUTS = ("P('i', 'j')", "P('i:cyclic(2)', 'j')", "P(None, 'j')", "P('i', None, j=sum)", "P(i=1)")
 SHAPES = ["2x3", "2x2x2", "5", "1x1", "3x3", "1x2x3"]
 A, B = np.random.default_rng(3).standard_normal((2, 13, 9))
 
@@ -107,16 +105,8 @@ def test_whatever_is_drawn_is_numpys(shape, tmp_path, monkeypatch):
 
 
 def test_windows_conform():
-    class World:
-        def __init__(self, comm):
-            self.comm, self.rank, self.size, self.node_of = comm, comm.rank, comm.size, node_map(comm)
-            self.flavour, self.barrier = "pretended", comm.barrier
-
-        def open(self, nbytes, chunk_bytes=None):
-            return open_window(self.flavour, self.comm, nbytes, node_of=self.node_of)
-
     with rma_mm.pretend(3) as mesh:
-        mesh.run(lambda its: conform(World(its.comm)))
+        mesh.run(lambda its: conform(MpiWorld(its.comm, "pretended")))
 
 
 def test_values_that_differ_come_by_rank():

@@ -54,9 +54,10 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.prices import best_grid
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.reports.page import require_bokeh
 from rma_mm.runtime.reports.timeline import Record, gathered, predicted_run, timeline
-from rma_mm.runtime.reports.traced import check_page, is_page, write_report
-from rma_mm.unfinished import write_whole
+from rma_mm.runtime.reports.traced import is_page, write_report
+from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
@@ -161,8 +162,9 @@ class Job:
             self._publish()
         else:
             mesh.metrics.tally.check_failures += 1
-        self.report(facts, is_right, mesh)
-        self._write_page(plan, seconds)
+        records = gathered(self.trace, mesh.comm) if self.trace else []
+        self.report(facts, is_right, mesh, records)
+        self._write_page(plan, records, seconds)
         for thing in (a, b, c, before, plan):
             if thing is not None:
                 thing.close()
@@ -184,7 +186,8 @@ class Job:
             check_report("--picture", o.picture)
             check_report("--trace", o.trace)
             if o.report is not None:
-                check_page("--report", o.report)
+                require_bokeh()
+                check_target(f"--report {display_path(o.report)}", o.report)
             check_report("--metrics", o.metrics)
 
     def _shape(self) -> tuple[int, int, int]:
@@ -368,11 +371,11 @@ class Job:
         with self.output.removed_by_errors():
             write(c, self.output)
 
-    def _write_page(self, plan: Plan, seconds: Sequence[float]) -> None:
+    def _write_page(self, plan: Plan, records: Sequence[Record], seconds: Sequence[float]) -> None:
         """Write the report as a page, if it is wanted. Collective."""
         if self.options.report is not None:
             command = shlex.join(["mpiexec", "-n", str(self.comm.size), "rma-mm", *sys.argv[1:]])
-            write_report(plan, self.options.report, seconds, command)
+            write_report(plan, self.options.report, records, seconds, command)
 
     def require_unchanged(self) -> None:
         """Raise FileFormatError on every rank where an input is no longer the file that it was. Collective."""
@@ -395,10 +398,9 @@ class Job:
         if not self.options.quiet and "-" not in (self.options.json, self.options.trace):
             self.frame.say(*plan_lines(plan, mesh, shape))
 
-    def report(self, facts: Facts, is_right: bool, mesh: Mesh) -> None:
+    def report(self, facts: Facts, is_right: bool, mesh: Mesh, records: Sequence[Record] = ()) -> None:
         """Write the report on rank 0, and print it if the result is right. Raises FileFormatError on every rank."""
         o = self.options
-        records = gathered(self.trace, mesh.comm) if self.trace and o.trace is not None else []
         if is_right and not o.quiet and "-" not in (o.json, o.trace):
             self.frame.say(*facts.lines(self.options.verbose))
         with agreed(self.comm):

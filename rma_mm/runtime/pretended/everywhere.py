@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.errors import MeshError
-from rma_mm.runtime.pretended.turns import StuckError, Turns, TurnTaker, in_words
+from rma_mm.errors import ranks_in_words
+from rma_mm.runtime.pretended.turns import StuckError, Turns, TurnTaker
 
 ARITHMETIC = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift",
@@ -150,7 +150,7 @@ def _raise_error(takers: Sequence[TurnTaker]) -> None:
     first = next(iter(causes.values()))
     alike = [rank for rank, error in causes.items() if (type(error), str(error)) == (type(first), str(first))]
     if len(alike) < len(takers) and not isinstance(first, StuckError):
-        first.add_note(f"{in_words(alike)} of {len(takers)} raised this")
+        first.add_note(f"{ranks_in_words(alike)} of {len(takers)} raised this")
     raise first
 
 
@@ -185,10 +185,3 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float | complex) and one != one:
         return bool(other != other)
     return bool(one == other)
-
-
-def refuse_making(call: Callable[..., Any]) -> None:
-    """Raise MeshError for a constructor: its object would be one for all ranks."""
-    if call.__name__ == "__init__":
-        what = call.__qualname__.partition(".")[0]
-        raise MeshError(f"{what}: make it on pretended ranks, in a program: mesh.run(program)")

@@ -13,7 +13,7 @@ from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.launch import launched_ranks
 from rma_mm.runtime.pretended.comm import PretendedComm, Shared
-from rma_mm.runtime.pretended.everywhere import Everywhere, refuse_making, run_on_all
+from rma_mm.runtime.pretended.everywhere import Everywhere, run_on_all
 from rma_mm.runtime.pretended.turns import Turns
 from rma_mm.runtime.pretended.window import PRETENDED
 from rma_mm.runtime.ranks.mesh import Mesh, dims_of, leave_meshes
@@ -83,10 +83,10 @@ class pretend:
     def __enter__(self) -> Any:
         from mpi4py import MPI
 
-        if CONTROLLERS or rank_state().world is not None:
+        if CONTROLLERS or rank_state().is_pretended:
             raise MeshError("pretend: ranks are pretended already; leave that context first")
         install(MPI.COMM_WORLD)
-        self._require_alone(MPI.COMM_WORLD)
+        self._require_alone(MPI.COMM_WORLD.size)
         self._require_memory()
         FLAVOURS[PRETENDED.name] = PRETENDED
         states = [RankState(window=PRETENDED.name, note=NOTE.format(self.size)) for _ in range(self.size)]
@@ -110,7 +110,9 @@ class pretend:
 
     def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call of the main program on all ranks."""
-        refuse_making(call)
+        if call.__name__ == "__init__":  # the object would be one for all ranks
+            what = call.__qualname__.partition(".")[0]
+            raise MeshError(f"{what}: make it on pretended ranks, in a program: mesh.run(program)")
         for each in (*args, *kwargs.values()):
             mesh = each if isinstance(each, Mesh) else getattr(each, "mesh", None)
             if type(each) is not Everywhere and isinstance(mesh, Mesh):
@@ -143,8 +145,8 @@ class pretend:
             self._turns.end()
         self._turns = None
 
-    def _require_alone(self, world: Any) -> None:
-        ranks = max(world.size, launched_ranks())
+    def _require_alone(self, ranks: int) -> None:
+        ranks = max(ranks, launched_ranks())
         if ranks > 1:
             raise MeshError(
                 f"pretend: mpiexec started {ranks} ranks, which are real; make rma_mm.Mesh({self.dims}) of them, or "

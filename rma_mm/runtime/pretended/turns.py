@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rma_mm.errors import DisagreementError, MeshError
+from rma_mm.errors import DisagreementError, MeshError, ranks_in_words
 from rma_mm.runtime.ranks.rank_state import RankState, become
 from rma_mm.windows.waiting import TURNS
 
@@ -38,7 +38,6 @@ class TurnTaker:
         self.task: Callable[[], Any] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
-        self.doing = ""
 
     def run(self, state: RankState) -> None:
         """Run tasks, each when its turn comes, until one is None."""
@@ -134,8 +133,9 @@ class Turns:
         has_ended = [taker not in self._running and not isinstance(taker.error, StuckError) for taker in self.takers]
         ended = [rank for rank, is_over in enumerate(has_ended) if is_over]
         waiting = [rank for rank, is_over in enumerate(has_ended) if not is_over]
-        whom = f" for {in_words(ended)}, which came to the end" if ended else " for one another"
-        return f"pretend: {in_words(waiting)} wait{'s' * (len(waiting) == 1)}{whom}; all ranks must make the same calls"
+        whom = f"for {ranks_in_words(ended)}, which came to the end" if ended else "for one another"
+        who = f"{ranks_in_words(waiting)} wait{'s' * (len(waiting) == 1)}"
+        return f"pretend: {who} {whom}; all ranks must make the same calls"
 
     def end(self) -> None:
         """End the threads that have no task; others end at their next wait."""
@@ -144,7 +144,3 @@ class Turns:
             if taker.task is None:
                 taker.gate.release()
         self.takers = []
-
-
-def in_words(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

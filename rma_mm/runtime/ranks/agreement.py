@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import numpy as np
 
 from rma_mm import errors
-from rma_mm.errors import DisagreementError, LayoutError, RmaError
+from rma_mm.errors import DisagreementError, LayoutError, RmaError, ranks_in_words
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notations.pblas import text_of
 from rma_mm.runtime.ranks.deadlock import Wait, receive
@@ -215,8 +215,7 @@ def common_error(failures: dict[int, tuple[str, str]], size: int) -> Exception:
     name, text = next(iter(failures.values()))
     kind = getattr(errors, name, None)
     if len(failures) < size:
-        ranks = ", ".join(map(str, failures))
-        text += f" (rank {ranks})" if len(failures) == 1 else f" (ranks {ranks})"
+        text += f" ({ranks_in_words(list(failures))})"
     return kind(text) if isinstance(kind, type) and issubclass(kind, RmaError) else RuntimeError(f"{name}: {text}")
 
 
@@ -243,5 +242,5 @@ def by_value(values: list[str]) -> str:
         groups.setdefault(value, []).append(rank)
     words = []
     for value, ranks in groups.items():
-        words.append(f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}")
+        words.append(f"{value} on {ranks_in_words(ranks)}")
     return " and ".join(words)

@@ -110,7 +110,7 @@ class Mesh:
 
         parent = checked_comm(comm if comm is not None else rank_state().world or MPI.COMM_WORLD)
         install(parent)
-        if rank_state().world is None:
+        if not rank_state().is_pretended:
             check_launcher()
         dims = dims_of(shape, parent.size)
         name = window or rank_state().window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
@@ -403,7 +403,7 @@ def default_mesh() -> Mesh:
 def _closed_at_exit(mesh: Mesh) -> None:
     """Close the meshes that a program leaves open at its end, as MPI libraries complain of unfreed windows."""
     state = rank_state()
-    if not state.meshes and state.world is None:
+    if not (state.meshes or state.is_pretended):
         atexit.unregister(_close_all)  # once, and behind what was registered before the first mesh
         atexit.register(_close_all)
     state.meshes.append(mesh)

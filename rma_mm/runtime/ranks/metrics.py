@@ -90,7 +90,7 @@ class Metrics:
     @property
     def last(self) -> ProductFigures | None:
         """Return the figures of the last product; None before it, and on pretended ranks."""
-        if self._last is None or rank_state().world is not None:
+        if self._last is None or rank_state().is_pretended:
             return None
         elapsed, multiplying, waiting, traffic = self._last
         return ProductFigures(1e-9 * elapsed, 1e-9 * multiplying, 1e-9 * waiting, traffic)
@@ -121,7 +121,7 @@ class Metrics:
         self._path, self._next = real_path(path), monotonic() + EVERY
 
     def _require_real(self) -> None:
-        if rank_state().world is not None:
+        if rank_state().is_pretended:
             raise OptionError("metrics: pretended ranks have no speed; start the program with mpiexec")
 
     def close(self) -> None:

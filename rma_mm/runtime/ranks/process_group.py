@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from rma_mm.errors import DisagreementError, OptionError, RmaError
-from rma_mm.runtime.ranks.rank_state import CONTROLLERS, on_all_ranks, rank_state
+from rma_mm.runtime.ranks.rank_state import controller, rank_state
 from rma_mm.windows.hosts.liveness import call_name, enter_call, leave_call
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(call)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
-        if CONTROLLERS and (run := on_all_ranks()) is not None:
+        if (run := controller()) is not None:
             result: R = run(call, args, kwargs)
             return result
         with rank_state().lock:

@@ -39,6 +39,11 @@ class RankState:
         self.within = ""
         """Name of the user's code that runs inside a call; empty if there is none."""
 
+    @property
+    def is_pretended(self) -> bool:
+        """True if this rank is a thread, whose times say nothing."""
+        return self.world is not None
+
 
 CONTROLLERS: list[Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]] = []
 """While ranks are pretended: runs a call on all of them, for a thread that is none of them."""
@@ -57,7 +62,7 @@ def rank_state() -> RankState:
     return _threads.state or _OF_PROCESS
 
 
-def on_all_ranks() -> Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any] | None:
+def controller() -> Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any] | None:
     """Return what runs a call on all pretended ranks, if there are any and this thread is none of them."""
     return CONTROLLERS[-1] if CONTROLLERS and _threads.state is None else None
 

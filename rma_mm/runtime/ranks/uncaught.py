@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rma_mm.errors import RmaError, in_lines
+from rma_mm.errors import RmaError, in_lines, ranks_in_words
 from rma_mm.launch import launched_ranks, launcher_rank, meet_to_end, part, sign_off
 from rma_mm.runtime.ranks.launchers import LonelyRankError
 from rma_mm.runtime.ranks.process_group import broken
@@ -90,7 +90,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         hint = "" if issubclass(kind, RmaError) else f"all ranks raised this; {VARIABLE}=1 prints the tracebacks\n"
         _write(text + hint)
     elif issubclass(kind, RmaError):
-        _write(f"rank{'s' * (len(alike) > 1)} {', '.join(map(str, alike or [world.rank]))}: {text}")
+        _write(f"{ranks_in_words(alike or [world.rank])}: {text}")
     else:
         lines = "".join(traceback.format_exception(kind, error, _from_program(trace)))
         _write(f"rma_mm: rank {world.rank} of {world.size} raised\n{lines}")

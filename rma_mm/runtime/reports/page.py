@@ -49,7 +49,6 @@ class ReportContent:
     records: Sequence[Record] = ()  # traces of all ranks, on one clock
     predicted: Sequence[Record] = ()  # what one product was expected to be like
     traffic: NDArray[np.int64] | None = None  # words by source and destination
-    counted: int | None = None  # words that the transports counted
     memory: Sequence[tuple[str, int]] = ()  # bytes of the fullest rank, by purpose
     limit: int | None = None  # bytes that a rank may hold
     decision: Decision | None = None

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from math import prod
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import OptionError, display_path
+from rma_mm.kernels.choice.rates import processor
 from rma_mm.policy.planner.tables import seconds_text
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.launchers import library_name, start_command
 from rma_mm.runtime.ranks.mesh import Mesh, default_mesh
 from rma_mm.runtime.ranks.rank_state import CONTROLLERS, rank_state
 from rma_mm.runtime.reports.page import ReportContent, report_page, require_bokeh, traffic_of
@@ -38,22 +39,20 @@ def is_page(path: str | os.PathLike[str] | None) -> bool:
     return path is not None and os.fspath(path).lower().endswith((".html", ".htm"))
 
 
-def check_page(what: str, path: str | os.PathLike[str]) -> None:
-    """Raise FileFormatError or OptionError if a page could not be made or written. Local."""
-    require_bokeh()
-    check_target(f"{what} {display_path(path)}", path)
-
-
-def write_report(plan: Any, path: str | os.PathLike[str], seconds: Sequence[float] = (), command: str = "") -> None:
+def write_report(
+    plan: Any, path: str | os.PathLike[str], records: Sequence[Record], seconds: Sequence[float] = (),
+    command: str = "",
+) -> None:
     """Write the report of a `Plan`. Collective; raises FileFormatError, OptionError on every rank.
 
-    seconds: of the traced products, by the slowest rank. command: repeats them; the program's own if not given.
+    records: of the traced products, on rank 0. seconds: of these, by the slowest rank. command: repeats them; the
+    program's own if not given.
     """
     comm = plan.mesh.comm
     with agreed(comm, "report", path=os.fspath(path)):
         if comm.rank == 0:
-            check_page("report", path)
-    records = gathered(plan.trace, comm) if plan.trace and any((plan.trace.calls, plan.trace.transfers)) else []
+            require_bokeh()
+            check_target(f"report {display_path(path)}", path)
     traffic, words = _traffic(plan), comm.reduce(plan.words.words_intra + plan.words.words_inter)
     with agreed(comm, "report"):
         if comm.rank == 0:
@@ -83,7 +82,7 @@ def _report_of(
     m, n, k = choice.spec.shape
     ours = mesh.grid.size <= RANKS
     predicted = predicted_run(plan.schedule, choice.request.cost_model, mesh.size, RANKS) if ours else []
-    is_pretended = rank_state().world is not None
+    is_pretended = rank_state().is_pretended
     known = "none: this machine was not measured"
     times = [
         ("predicted", known if plan.predicted_seconds is None else seconds_text(plan.predicted_seconds)),
@@ -101,8 +100,8 @@ def _report_of(
     ]
     return ReportContent(
         f"C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] in {choice.spec.c.dtype} on {mesh.grid} ranks by {plan.algorithm}",
-        facts, [] if is_pretended else records, [] if is_pretended else predicted, traffic, words,
-        _memory_of(plan), choice.spec.options.memory_limit, plan.decision, command,
+        facts, [] if is_pretended else records, [] if is_pretended else predicted, traffic, _memory_of(plan),
+        choice.spec.options.memory_limit, plan.decision, command,
     )
 
 
@@ -124,26 +123,17 @@ def machine_facts(mesh: Mesh) -> list[tuple[str, str]]:
     """Return the machine, the date and the software, as rows of a report."""
     from mpi4py import MPI
 
-    library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+    library = library_name(MPI.Get_library_version())
     where = f"{len(set(mesh.hosts))} host{'s' * (len(set(mesh.hosts)) > 1)}, first {socket.gethostname()}"
     nodes = f"{mesh.size} ranks on {mesh.num_nodes} node{'s' * (mesh.num_nodes > 1)}; {where}"
     return [
-        ("machine", f"{nodes}; {_processor()}"), ("software", f"Python {sys.version.split()[0]}, {library}"),
+        ("machine", f"{nodes}; {processor().strip()}"), ("software", f"Python {sys.version.split()[0]}, {library}"),
         ("date", f"{datetime.now().astimezone():%Y-%m-%d %H:%M %z}"),
     ]
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "processor unknown"
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "processor unknown")
-
-
 def _command(ranks: int) -> str:
-    return shlex.join(["mpiexec", "-n", str(ranks), "python", "-m", "mpi4py", *(sys.argv or ["PROGRAM.py"])])
+    return " ".join([start_command(ranks), *map(shlex.quote, sys.argv[1:])])
 
 
 class trace:
@@ -174,7 +164,7 @@ class trace:
     """
 
     def __init__(self, path: str | os.PathLike[str], mesh: Mesh | None = None) -> None:
-        if rank_state().world is not None or CONTROLLERS:
+        if CONTROLLERS or rank_state().is_pretended:
             raise OptionError("trace: pretended ranks take turns, so their times say nothing; start with mpiexec")
         self.path, self.mesh = path, mesh or default_mesh()
         self.trace = Trace()
@@ -185,7 +175,9 @@ class trace:
             if mesh.trace is not None:
                 raise OptionError("trace: this mesh is being traced already; leave that block first")
             if mesh.rank == 0:
-                (check_page if is_page(self.path) else _check_file)("trace", self.path)
+                if is_page(self.path):
+                    require_bokeh()
+                check_target(f"trace {display_path(self.path)}", self.path)
         self._put(self.trace)
         barrier(mesh.comm)
         self._repetition = self.trace.repetition()
@@ -222,7 +214,3 @@ class trace:
             retrace: Callable[[Trace | None], None] | None = getattr(each, "retrace", None)
             if retrace is not None:
                 retrace(trace)
-
-
-def _check_file(what: str, path: str | os.PathLike[str]) -> None:
-    check_target(f"{what} {display_path(path)}", path)
