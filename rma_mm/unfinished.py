@@ -21,6 +21,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
+from tempfile import TemporaryFile
 
 from rma_mm.errors import FileFormatError, display_path
 
@@ -212,6 +213,11 @@ def check_target(what: str, path: str | os.PathLike[str], is_folder: bool = Fals
         why = f"the directory {display_path(directory)} cannot be written to"
     elif len(os.fsencode(os.path.basename(final))) > _longest_name(directory):
         why = f"a name in {display_path(directory)} has at most {_longest_name(directory)} bytes"
+    else:
+        try:
+            TemporaryFile(dir=directory).close()  # root has permission where a file system makes no files, as in /proc
+        except OSError as error:
+            why = f"the directory {display_path(directory)} cannot be written to: {error.strerror}"
     if why:
         raise FileFormatError(f"{what}: {why}")
 

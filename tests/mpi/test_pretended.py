@@ -219,6 +219,13 @@ def test_under_mpiexec_it_is_one_error(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_wrong_shape_is_one_line():
+    program = "import rma_mm\nrma_mm.pretend((2, 'x'))"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done
+    assert "MeshError: pretend: got shape (2, 'x')" in done.stderr
+
+
 def test_ctrl_c_ends_it():
     program = """
 import os, rma_mm, signal, threading

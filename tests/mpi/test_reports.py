@@ -113,6 +113,7 @@ def test_a_program_is_traced(comm, tmp_path):
 @parallel(ranks=(2,), env=("node",))
 def test_a_path_that_cannot_be_written_is_found_before_the_product(comm, tmp_path):
     refused(command(comm, "--shape 64,64,64 --report none/r.html", tmp_path), "--report none/r.html", "does not exist")
+    refused(command(comm, "--shape 64,64,64 --report /proc/r.html", tmp_path), "/proc/r.html", "cannot be written to")
     assert command(comm, "--shape 64,64,64 --report r.html --quiet", tmp_path) == (0, "", "")
     assert "rma-mm" in (tmp_path / "r.html").read_text()
 

@@ -62,6 +62,9 @@ class pretend:
     """
 
     def __init__(self, shape: tuple[int, ...] | int, names: tuple[str, ...] | None = None) -> None:
+        from mpi4py import MPI
+
+        install(MPI.COMM_WORLD)
         self.dims = dims_of(shape, 1)
         try:
             self.size = MeshShape(tuple(self.dims), tuple(names or ())).size
@@ -85,7 +88,6 @@ class pretend:
 
         if CONTROLLERS or rank_state().is_pretended:
             raise MeshError("pretend: ranks are pretended already; leave that context first")
-        install(MPI.COMM_WORLD)
         self._require_alone(MPI.COMM_WORLD.size)
         self._require_memory()
         FLAVOURS[PRETENDED.name] = PRETENDED
