@@ -282,6 +282,9 @@ def test_misuse_raises_the_same_clear_error_everywhere(comm):
         same_error(comm, ShapeError, lambda: rma_mm.matmul(square, square, mesh, out=wrong), "(5, 5)", "(4, 4)")
         same_error(comm, ShapeError, lambda: DistMatrix.from_numpy(np.zeros(3), mesh), "(3,)")
         same_error(comm, DtypeError, lambda: DistMatrix.from_numpy(np.array([["a"]]), mesh), "float32")
+        for call in (rma_mm.plan, rma_mm.matmul):
+            same_error(comm, ShapeError, lambda call=call: call([[1, 2], [3]], A, mesh), "A: NumPy makes no array")
+        assert rma_mm.plan(((4, 5), "float64"), ((5, 7), float), mesh).c_shape == (4, 7)
         same_error(comm, ShapeError, lambda: DistMatrix.empty((-1, 2), mesh, dtype=float), "-1")
         same_error(comm, MeshError, lambda: A.to_numpy(root=9), "9")
         same_error(comm, MeshError, lambda: Mesh((comm.size + 1,), comm), str(comm.size))

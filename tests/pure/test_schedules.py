@@ -299,13 +299,13 @@ def placed(mesh: MeshShape, *texts: str) -> tuple[Layout, Layout, Layout]:
 
 
 def test_price_where_tiles_are_read_again_in_place() -> None:
-    """Cut along m, A's tiles are read where they lie, and B's once for each: more than the planner's words."""
+    """Cut along m, A's tiles are read where they lie, and B's once for each of them."""
     mesh = MeshShape((3,))
     problem = PlacedProblem((6, 6, 6), mesh, placed(mesh, "i, None", "None, None, i=1", "None, None, i=0"))
     with limits({"NARROW": 1}):
         outcome, workload = words(ALGORITHMS["stationary_c"], problem), workload_of(ALGORITHMS["stationary_c"], problem)
-    assert traffic(workload).in_place == 24 + 36
     assert outcome.words == [24 + 3 * 36, 0, 0]
+    assert traffic(workload).in_place == 24 + 3 * 36
 
 
 def test_price_of_idle_ranks() -> None:

@@ -152,7 +152,8 @@ class _WorkloadOfProblem:
             repacked = repacked if self.decisions.is_here else dict.fromkeys(spreads, self.zero + 1)
         phase, before = Phase(work=work, steps=steps), Phase()
         for x, found in spreads.items():
-            (before if x in self.algorithm.prefetch_all else phase).moved += self.fetched(x, found, steps, repacked)
+            at = before if x in self.algorithm.prefetch_all else phase
+            at.moved += self.fetched(x, found, work, steps, repacked)
         first = [before] if before.moved else []
         if self.decisions.is_here:
             if self.problem.keeps_c:
@@ -169,7 +170,9 @@ class _WorkloadOfProblem:
             return found.contiguous()
         return found.contiguous(float(np.mean(self.boxes.extents[self.dim] / np.maximum(1.0, steps))))
 
-    def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[TrafficItem]:
+    def fetched(
+        self, x: str, found: Spread, work: LocalWork, steps: Figures, repacked: Repacked
+    ) -> list[TrafficItem]:
         """Return the traffic that brings an operand to the ranks that multiply it."""
         zero = self.zero
         if x in self.problem.chunks:
@@ -198,11 +201,13 @@ class _WorkloadOfProblem:
         calls = np.where(found.foreign > 0, np.maximum(1.0, foreign) * again, 0.0)
         crossing = found.between / self.boxes.sharers(x)
         viewed, copied = is_viewed * (1 - gathered), np.maximum(gathered, not is_viewed)
-        seen = TrafficItem(x, "view", zero, found.node * viewed, zero, zero)
+        [beyond] = {0, 1, 2} - {*OPERAND_DIMS[x]}
+        times = work.pieces[beyond]  # multiplies that read a word in place
+        seen = TrafficItem(x, "view", zero, found.node * viewed * times, zero, zero)
         alone = calls * (1 - share) * copied
         near = TrafficItem(x, "get", found.own * gathered, found.node * copied, zero, alone, run=found.run)
         far = TrafficItem(x, "get", zero, zero, crossing, calls * share, run=self.run(x, found, steps))
-        mates = TrafficItem(x, "view", zero, found.between - crossing, zero, zero)
+        mates = TrafficItem(x, "view", zero, (found.between - crossing) * times, zero, zero)
         return [each for each in (seen, near, far, mates) if each.own.any() or each.node.any() or each.between.any()]
 
     def rounds(self, x: str, found: Spread, steps: Figures, window: int) -> Figures | float:

@@ -18,7 +18,7 @@ from rma_mm.runtime.einsum.placing import multiplied, options_of
 from rma_mm.runtime.einsum.subscripts import Indices, Pair, Subscripts, pairs, parse, summed_early
 from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, sum_over, whole
 from rma_mm.runtime.execution.operands import Operand, ProductOptions, limit_of
-from rma_mm.runtime.matrices.arguments import placed
+from rma_mm.runtime.matrices.arguments import array_of, placed
 from rma_mm.runtime.matrices.array import DistArray, as_array, kind_of
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.operators import Multiplicand
@@ -80,7 +80,10 @@ def einsum(
     """
     mesh = common_mesh(mesh, *operands)
     with agreed(mesh.comm, "einsum", subscripts=subscripts, layout=layout) as facts:
-        given = [as_array(x) if isinstance(x, DistMatrix | DistArray) else np.asarray(x) for x in operands]
+        given = [
+            as_array(x) if isinstance(x, DistMatrix | DistArray) else array_of(f"operand {n}", x)
+            for n, x in enumerate(operands)
+        ]
         facts |= {"operands": [describe(x) for x in given], "semiring": semiring, "kernel": kernel}
         facts |= {"compute_dtype": compute_dtype, "memory_limit": memory_limit}
         for n, x in enumerate(given):

@@ -150,9 +150,17 @@ def sliced(x: Any, box: Region, dtype: np.dtype[Any]) -> NDArray[Any]:
     return part
 
 
+def array_of(name: str, x: Any) -> NDArray[Any]:
+    """Return an argument as an array. Raises ShapeError if NumPy makes none of it."""
+    try:
+        return np.asarray(x)
+    except ValueError:
+        raise ShapeError(f"{name}: NumPy makes no array of this {type(x).__name__}; rows differ in length") from None
+
+
 def checked_array(x: Any, is_matrix: bool = True) -> NDArray[Any]:
     """`x` as a 2-D array, or one of a dimension or more, of a supported type. Raises ShapeError, DtypeError."""
-    array = np.asarray(x)
+    array = array_of("x", x)
     if is_matrix and array.ndim != 2:
         raise ShapeError(
             f"x: got an array of shape {array.shape}; a matrix has two dimensions, and DistArray takes others"

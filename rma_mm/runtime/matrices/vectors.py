@@ -17,8 +17,11 @@ from rma_mm.runtime.ranks.mesh import Mesh
 
 
 def dims_of(x: Any) -> int:
-    """Return the number of dimensions of an operand."""
-    return len(x.shape) if hasattr(x, "shape") else np.ndim(x)
+    """Return the number of dimensions of an operand; 2 of what is no array, which the product refuses."""
+    try:
+        return len(x.shape) if hasattr(x, "shape") else np.ndim(x)
+    except ValueError:
+        return 2
 
 
 def product_of_vectors(matmul: Callable[..., Any], arguments: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.algorithms import REGISTERED
-from rma_mm.elements.dtypes import check_dtype
+from rma_mm.elements.dtypes import as_dtype, check_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS, check_semiring
 from rma_mm.errors import LayoutError, MeshError, OptionError, ShapeError
 from rma_mm.geometry.extents import too_large
@@ -22,7 +22,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.batches import Batch
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.files.opened import Opened
-from rma_mm.runtime.matrices.arguments import checked_extents, checked_mesh, checked_shape, placed
+from rma_mm.runtime.matrices.arguments import array_of, checked_extents, checked_mesh, checked_shape, placed
 from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands
@@ -39,7 +39,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.windows.waiting import wait
 
-Given = DistMatrix | DistArray | Opened | Operand | NDArray[Any]  # what is multiplied, as it is given
+Given = DistMatrix | DistArray | Opened | Operand | NDArray[Any] | tuple[tuple[int, ...], DTypeLike]  # as it is given
 
 
 @serialized
@@ -177,6 +177,8 @@ def describe(x: object) -> str:
 
 def operand_of(name: str, x: Given, mesh: Mesh) -> Operand:
     """Return an operand with its layout, if it has one. Raises MeshError, ShapeError, LayoutError, DtypeError."""
+    if isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], tuple):
+        x = Operand(x[0], as_dtype(x[1]))
     if isinstance(x, Operand):
         if x.shape == ():
             raise ShapeError(f"{name}: got a number; matmul takes matrices and batches of them")
@@ -191,7 +193,7 @@ def operand_of(name: str, x: Given, mesh: Mesh) -> Operand:
         if isinstance(x, FileMatrix):
             return Operand(x.shape, x.dtype, x.layout, x.in_place, x.chunks, x.reading)
         return Operand(x.shape, x.dtype, x.layout, x.in_place, window=x.block.window.flavour)
-    array = np.asarray(x)
+    array = array_of(name, x)
     return Operand(array.shape, check_dtype(array.dtype, f"{name}'s dtype"))
 
 

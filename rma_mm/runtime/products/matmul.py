@@ -16,7 +16,7 @@ from rma_mm.geometry.notations.pblas import text_of
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.files.opened import Opened
-from rma_mm.runtime.matrices.arguments import placed
+from rma_mm.runtime.matrices.arguments import array_of, placed
 from rma_mm.runtime.matrices.array import DistArray, kind_of
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.operators import Multiplicand
@@ -195,7 +195,7 @@ def matmul(
         deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
     )
     with agreed(mesh.comm, "matmul", layout=layout, **vars(options)) as facts:
-        given = [x if isinstance(x, DistMatrix | DistArray) else np.asarray(x) for x in (A, B)]
+        given = [x if isinstance(x, DistMatrix | DistArray) else array_of(n, x) for n, x in (("A", A), ("B", B))]
         check_epilogue(epilogue)
         facts |= {"A": describe(given[0]), "B": describe(given[1]), "out": describe(out), "c": describe(c)}
         place = _place(mesh, out, layout)
