@@ -20,7 +20,7 @@ from typing import Any
 from bench import measure
 from bench.policy import report
 from bench.policy.cases import SETTINGS, Case, between_hosts, drawn, table, uneven
-from bench.policy.jobs import Job, JobError
+from bench.policy.jobs import WORKER, Job, JobError
 from bench.policy.plot import plot
 
 
@@ -92,7 +92,8 @@ def selected(options: Namespace) -> list[Case]:
 
 
 def measure_all(
-    cases: Sequence[Case], options: Namespace, where: dict[str, Any], results: list[dict[str, Any]], faults: list[str]
+    cases: Sequence[Case], options: Namespace, where: dict[str, Any], results: list[dict[str, Any]], faults: list[str],
+    worker: str = WORKER,
 ) -> None:
     """Run job after job; what each found is added to `where`, `results` and `faults`."""
     end = None if options.budget is None else time.monotonic() + options.budget
@@ -103,7 +104,7 @@ def measure_all(
         share = None if end is None else max(0.0, end - time.monotonic()) * len(group) / left
         left -= len(group)
         print(f"{ranks} ranks, {nodes} nodes {rate}: {len(group)} cases", file=sys.stderr, flush=True)
-        with Job(group, options.quick, share) as job:
+        with Job(group, options.quick, share, worker) as job:
             try:
                 fault = (None if options.calibrated or rate else job.calibrate()) or job.work(options.limit)
             finally:  # what was measured counts, also where the user ends it

@@ -23,6 +23,7 @@ MARKER = "BENCH_POLICY_JOB"
 """Environment variable that every process of a job inherits; mpiexec's ranks leave its process group."""
 CONTROLLED = ("RMA_MM_WINDOW", "MPIR_CVAR_NUM_CLIQUES", "MPIR_CVAR_NOLOCAL")
 """Variables that a case decides."""
+WORKER = "bench.policy.worker"
 LOOK = 0.1
 """Seconds between two looks at whether a job goes on."""
 PATIENCE = 5.0
@@ -38,7 +39,7 @@ class JobError(Exception):
 class Job:
     """The cases of one setting on as many ranks. Raises JobError."""
 
-    def __init__(self, cases: Sequence[Case], quick: bool, budget: float | None) -> None:
+    def __init__(self, cases: Sequence[Case], quick: bool, budget: float | None, worker: str = WORKER) -> None:
         mpiexec = mpiexec_of(sys.executable)
         if mpiexec is None:
             raise JobError(f"no mpiexec beside {sys.executable} nor on PATH: pip install '.[mpich]'")
@@ -55,7 +56,7 @@ class Job:
         self.cluster: Cluster | None = None
         self.stack = ExitStack()
         self.ranks, self.cores = cases[0].ranks, [str((sorted(cores()) * 2)[n]) for n in cases[0].cores]
-        self.worker = ["bench.policy.worker", str(given), str(self.file)]
+        self.worker = [worker, str(given), str(self.file)]
         self.worker += ["--quick"] * quick + (["--budget", str(budget)] if budget is not None else [])
         self.process: subprocess.Popen[Any] | None = None
 

@@ -7,6 +7,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def main(comm: MPI.Intracomm) -> int:
-    """Work through the cases; those that do not fit into the budget are left out."""
+def main(comm: MPI.Intracomm, measured: Callable[[Case, MPI.Intracomm, Pace], dict[str, Any]] | None = None) -> int:
+    """Work through the cases; those that do not fit into the budget are left out.
+
+    measured: returns the record of a case; all its candidates in turn if not given.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", type=Path, help="JSON: a list of cases")
     parser.add_argument("results", type=Path, help="where the lines go: the machine, then a record for each case")
@@ -35,14 +39,14 @@ def main(comm: MPI.Intracomm) -> int:
         spent = time.monotonic() - start
         if comm.bcast(options.budget is not None and spent + longest > options.budget):
             break
-        record = measured(case, comm, QUICK if options.quick else Pace())
+        record = (measured or raced)(case, comm, QUICK if options.quick else Pace())
         longest = max(longest, time.monotonic() - start - spent)
         write(comm, options.results, record)
         tell(comm, f"[{number + 1}/{len(cases)}] {case.title}: {in_words(record)}")
     return 0
 
 
-def measured(case: Case, comm: MPI.Intracomm, pace: Pace) -> dict[str, Any]:
+def raced(case: Case, comm: MPI.Intracomm, pace: Pace) -> dict[str, Any]:
     """The record of a case. Collective."""
     start = time.monotonic()
     try:
@@ -60,7 +64,7 @@ def in_words(record: dict[str, Any]) -> str:
     """What came out, in a few words."""
     took = f"{record['took']:.1f} s"
     if "regret" not in record:
-        return f"{record.get('error') or record.get('skipped')}; {took}"
+        return f"{record.get('error') or record.get('skipped') or record.get('said')}; {took}"
     chosen, best = (record["contenders"][record[x]] for x in ("chosen", "best"))
     better = "" if best is chosen else f", best {best['algorithm']} on {best['mesh']}"
     return f"{chosen['algorithm']} on {chosen['mesh']}{better}, regret {record['regret']:.3f}; {took}"

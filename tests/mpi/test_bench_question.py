@@ -1,8 +1,16 @@
 """`bench.question` times real products in cells, and reckons who won; whether bars are met is not asked here."""
 
 import json
+from argparse import Namespace
 
-from bench.question import COLUMNS, SETTINGS, SHAPES, Cell, cases, code_of, family, lines, main
+import pytest
+
+from bench.policy.__main__ import measure_all
+from bench.policy.cases import Case
+from bench.question import plot
+from bench.question.__main__ import main
+from bench.question.cells import COLUMNS, SETTINGS, SHAPES, Cell, cases, code_of, family, lines
+from bench.question.tables import experiment_faults, experiment_lines
 from tests.thorough import thorough
 
 
@@ -40,6 +48,52 @@ def test_a_cell_knows_its_winner_and_what_is_off():
     assert "winner predicted in 0% of 1 cells, regret 1.200" in lines([found])[-1]
     good = cell(contender("summa_c", 1e-3))
     assert (code_of([good], []), code_of([found], []), code_of([good], ["fault"]), code_of([], [])) == (0, 1, 1, 1)
+
+
+def experiment(**changes):
+    entry = {
+        "name": "SUMMA", "algorithm": "summa_c", "mesh": "2x2", "samples": [3.0, 1.0, 2.0], "words": 7e6,
+        "priced_words": 7e6, "messages": 5, "peak_bytes": 2**21, "predicted": None, "right": True,
+    }
+    entries = [entry, {"name": "all-reduce", "samples": [4.0], "words": 9e6, "right": True} | changes]
+    return {"case": "survey on 4 ranks", "kind": "survey", "ranks": 4, "shape": [1, 2, 3], "entries": entries,
+            "limit": [1.5]}
+
+
+def test_experiments_in_a_table():
+    first, second = [line for line in experiment_lines([experiment()]) if line.startswith(("| SUMMA", "| all"))]
+    assert first == "| SUMMA | summa_c | 2x2 | 2 | – | **1.00** | 7.0 | 7.0 | 5 | 2.0 |"
+    assert second == "| all-reduce | – | – | 4 | – | 2.00 | 9.0 | – | – | – |"
+    assert experiment_faults([experiment()]) == []
+    assert experiment_faults([experiment(right=False, priced_words=8e6)]) == [
+        "survey on 4 ranks: all-reduce on its mesh: wrong",
+        "survey on 4 ranks: all-reduce on its mesh: 9000000.0 words, and 8000000 by its closed form",
+    ]
+
+
+def test_labels_lie_inside_the_pictures(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    slow = cell(contender("summa_c", 3e-3), contender("cannon", 1e-3), contender("stationary_c", 2e-3))
+    for figure in (plot._cells([slow] * 12), plot._experiments([experiment(name="a name that is rather long")] * 3)):
+        figure.canvas.draw()
+        for text in figure.findobj(lambda x: hasattr(x, "get_text") and x.get_text() and x.get_visible()):
+            box = text.get_window_extent()
+            assert box.x0 >= 0 and box.y0 >= 0, text
+            assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
+        pyplot.close(figure)
+    where = {"date": "2026-11-26T00:00", "cpu": "a processor", "cores": 2, "blas": "a BLAS"}
+    assert plot.plot([slow], [experiment()], where, tmp_path / "plots") == ""
+    assert {file.name for file in (tmp_path / "plots").iterdir()} == {"cells.svg", "literature.svg"}
+
+
+@thorough
+def test_experiments_on_small_products():
+    cases = [Case("depth", "depth", (64, 48, 80), 16), Case("ffn", "ffn", (8, 33, 16), 3, cores=(0, 1, 1))]
+    how = Namespace(budget=None, quick=False, calibrated=True, limit=100)
+    records, faults = [], []
+    measure_all(cases, how, {}, records, faults, "bench.question.literature")
+    assert (faults, experiment_faults(records)) == ([], [])
+    assert [len(record["entries"]) for record in records] == [10, 4]
 
 
 @thorough

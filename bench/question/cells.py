@@ -1,27 +1,13 @@
-"""`python -m bench.question`: read remote data directly, or broadcast it?
-
-Twelve shapes in each of several settings: one node, two hosts at 5 and at 1 Gbit/s, four pretended nodes, ranks of
-different speed, and callers' own arrays through MPI and through UCX. In each cell every candidate is checked and timed
-as by `bench.policy`; the best of each family stands in the table. Bars: the planner predicts the winner in 90 % of the
-cells (or one within 5 % of it), its regret is at most 1.05 on average, and words are those of the closed forms.
-"""
+"""The cells of `bench.question`: what is measured in each, who won, and whether it was predicted."""
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
-from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from bench import measure
-from bench.policy.__main__ import measure_all
 from bench.policy.cases import BLOCKS, Case
-from bench.policy.jobs import JobError
 
 SHAPES: dict[str, tuple[int, int, int]] = {
     "small 256": (256, 256, 256), "small 512": (512, 512, 512), "square 1024": (1024, 1024, 1024),
@@ -126,7 +112,7 @@ def lines(cells: Sequence[Cell]) -> list[str]:
         group = [cell for cell in cells if cell.setting == setting and cell.is_measured]
         found += ["", f"### {setting}", "", *table(group), "", summary(group)]
     every = [cell for cell in cells if cell.is_measured]
-    return [*found, "", f"All settings: {summary(every)}"] if every else ["nothing was measured"]
+    return [*found, "", f"All settings: {summary(every)}"] if every else []
 
 
 def table(cells: Sequence[Cell]) -> list[str]:
@@ -161,38 +147,6 @@ def summary(cells: Sequence[Cell]) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, or read what was measured, and report; 1 where a bar is missed or anything failed."""
-    parser = measure.Parser(__doc__)
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="cells with one of these in the name")
-    parser.add_argument("--settings", nargs="+", default=[*SETTINGS], choices=[*SETTINGS], help="all")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: regrets are then noise to some per cent")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="leave out what does not fit")
-    parser.add_argument("--read", nargs="+", type=Path, default=[], metavar="FILE", help="report on earlier --json")
-    options = parser.parse_args(arguments)
-    chosen = [
-        case for case in cases()
-        if case.kind in options.settings and any(text in f"{case.name} on {case.kind}" for text in options.only)
-    ]
-    results: list[dict[str, Any]] = [each for file in options.read for each in json.loads(file.read_text())["results"]]
-    where: dict[str, Any] = json.loads(options.read[0].read_text())["machine"] if options.read else measure.machine()
-    faults: list[str] = []
-    if not options.read:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        how = Namespace(budget=options.budget, quick=options.quick, calibrated=False, limit=240)
-        for setting in options.settings:  # a job each, as they differ in more than ranks and nodes
-            group = [case for case in chosen if case.kind == setting]
-            try:
-                measure_all(group, how, where, results, faults)
-            except (JobError, KeyboardInterrupt) as error:
-                faults.append(f"{setting}: {error or 'interrupted'}")
-    cells = [Cell(record) for record in results]
-    faults += [f"{cell.record['case']}: {each}" for cell in cells for each in cell.wrong_words[:3]]
-    faults += [f"{cell.record['case']}: {text}" for cell in cells if (text := failure(cell.record))]
-    measure.publish(options.json, "question", where, [*lines(cells), *faults], faults=faults, results=results)
-    return code_of([cell for cell in cells if cell.is_measured], faults)
-
-
 def failure(record: Record) -> str:
     """What went wrong in a cell; empty if nothing did."""
     wrong = [x["algorithm"] for x in record.get("contenders", ()) if x["right"] is False]
@@ -205,7 +159,3 @@ def code_of(cells: Sequence[Cell], faults: Iterable[str]) -> int:
         return 1
     mean = geometric_mean([cell.regret for cell in cells])
     return int(mean > BAR or sum(cell.is_predicted for cell in cells) < SHARE * len(cells))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
