@@ -79,7 +79,7 @@ def split_work(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork,
     decisions, sample, cutter = boxes.decisions, boxes.sample, _Cutter(boxes, spreads)
     pieces, repacked = cutter.pieces("")
     crossed = [x for x, spread in spreads.items() if max(cuts.max() for cuts in spread.cuts) > 1]
-    if crossed and decisions.may_repack:
+    if crossed and decisions.may_repack and not decisions.by_chunks:
         options = repackings(crossed)
         found = [(pieces, repacked), *map(cutter.pieces, options[1:])]
         words = np.array([touched(boxes.extents, each, x) for (each, _), x in zip(found, options, strict=True)])
@@ -121,9 +121,10 @@ class _Cutter:
         found = []
         for dim, extent in enumerate(self.boxes.extents):
             cutters = [x for x in spreads if decisions.cuts(x, dim)]
-            for x in set(cutters) & set(copied):
+            in_slots = set(cutters) if decisions.by_chunks and dim != decisions.dim else set(cutters) & set(copied)
+            for x in in_slots:
                 repacked[x] = np.maximum(repacked[x], spreads[x].cuts[OPERAND_DIMS[x].index(dim)] > 1)
-            each = self.parted(dim, [x for x in cutters if x not in copied], repacked)
+            each = self.parted(dim, [x for x in cutters if x not in in_slots], repacked)
             if dim == decisions.dim:
                 each = np.maximum(each, np.ceil(extent / self.longest))
             found.append(each)

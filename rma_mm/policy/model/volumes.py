@@ -154,6 +154,7 @@ class _WorkloadOfProblem:
         for x, found in spreads.items():
             at = before if x in self.algorithm.prefetch_all else phase
             at.moved += self.fetched(x, found, work, steps, repacked)
+        before.barriers = int(any(moved.group > 1 for moved in before.moved))  # nobody multiplies before all have sent
         first = [before] if before.moved else []
         if self.decisions.is_here:
             if self.problem.keeps_c:
