@@ -21,9 +21,9 @@ def contender(name, seconds, *, words=5, priced=5, same_as=None, movement="get",
     }
 
 
-def cell(*contenders, regret=1.0, chosen=0):
+def cell(*contenders, regret=1.0, chosen=0, best=1):
     record = {"case": "square on 4 ranks", "kind": "here", "shape": [1, 2, 3], "contenders": list(contenders)}
-    return Cell({**record, "regret": regret, "chosen": chosen})
+    return Cell({**record, "regret": regret, "chosen": chosen, "best": best})
 
 
 def test_families_by_what_they_do():
@@ -45,8 +45,10 @@ def test_a_cell_knows_its_winner_and_what_is_off():
     (row,) = [line for line in lines([found]) if line.startswith("| square")]
     assert row.split(" | ")[5:] == ["2.00", "–", "3.00", "**1.00**", "–", "1.00", "–", "– |"]
     assert len(row.split(" | ")) == 5 + len(COLUMNS)
-    assert "winner predicted in 0% of 1 cells, regret 1.200" in lines([found])[-1]
-    good = cell(contender("summa_c", 1e-3))
+    said = lines([found])[-1]
+    assert "winning family predicted in 0% of 1 cells, a plan within 5 % of the fastest in 0%; regret 1.200" in said
+    assert cell(contender("pumma", 3e-3), contender("summa_c", 1e-3), regret=1.2).is_predicted
+    good = cell(contender("summa_c", 1e-3), best=0)
     assert (code_of([good], []), code_of([found], []), code_of([good], ["fault"]), code_of([], [])) == (0, 1, 1, 1)
 
 
