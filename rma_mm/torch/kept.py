@@ -99,6 +99,10 @@ class KeptTensors:
             matrix = shown.matrix if _shows(tensor, shown.matrix) else shown.matrix.T
             return matrix if layout in (None, matrix.layout) and _shows(tensor, matrix) else None
         owner = owner_of(tensor)
+        if not self._knows(owner):  # another tensor on the same memory, as `detach` makes, may be known
+            found = tensor.untyped_storage().data_ptr()
+            others = (known() for known, address in self._owners.values() if address == found)
+            owner = next((other for other in others if other is not None and self._knows(other)), owner)
         name = id(owner), place_of(tensor, layout)
         if name not in self.exposed or not self._knows(owner):
             return None

@@ -63,7 +63,7 @@ def multiply_backward(
 ) -> list[Tensor]:
     """Return the gradients that are wanted of x, w and bias; nothing for others. Collective."""
     kept, asked = _entry(number)
-    product, a, b = kept.known(asked, (x, w, bias))
+    product, a, b = kept.found(asked, (x, w, bias), tuple(wants))
     found = kept.gradients(product, (a, b), dy, seen, tuple(wants))
     return [
         dy.new_empty(0) if each is None else each.reshape(like.shape)

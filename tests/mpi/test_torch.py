@@ -200,8 +200,10 @@ def test_what_is_known_opens_with_one_ballot(comm):
         assert calls(wrong()) == 1
         assert calls(lambda: y.backward(dy)) == 2
         with torch.no_grad():
-            assert calls(wrong(given)) > 1  # seen for the first time
-            assert calls(wrong(given)) == 1
+            new = whole((2, 3), seed=7)
+            assert calls(wrong(new)) > 1  # seen for the first time
+            assert calls(wrong(new)) == calls(wrong(given)) == 1  # given is on memory that is known
+            assert torch.equal(wrong(given)(), given @ w)
         for _ in range(2):
             same_error(comm, ShapeError, wrong(w=other if last else w), "w: got a tile of (3, 5) on rank 2")
             same_error(comm, ShapeError, wrong(x[:, :2] if last else x), "x: got a tile of (2, 2) on rank 2")
