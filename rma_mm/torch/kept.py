@@ -99,9 +99,9 @@ class KeptTensors:
             matrix = shown.matrix if _shows(tensor, shown.matrix) else shown.matrix.T
             return matrix if layout in (None, matrix.layout) and _shows(tensor, matrix) else None
         owner = owner_of(tensor)
-        if not self._knows(owner):  # another tensor on the same memory, as `detach` makes, may be known
-            found = tensor.untyped_storage().data_ptr()
-            others = (known() for known, address in self._owners.values() if address == found)
+        if address and not self._knows(owner):  # one that `detach` was called on lies on the same memory
+            begin = tensor.untyped_storage().data_ptr()
+            others = [known() for known, its in list(self._owners.values()) if its == begin]
             owner = next((other for other in others if other is not None and self._knows(other)), owner)
         name = id(owner), place_of(tensor, layout)
         if name not in self.exposed or not self._knows(owner):
