@@ -15,13 +15,11 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
-from tempfile import TemporaryFile
 
 from rma_mm.errors import FileFormatError, display_path
 
@@ -68,7 +66,7 @@ class Unfinished:
     def _new_file(self) -> tuple[str, int]:
         """Return a new file that nobody else opens, and that this process holds."""
         for turn in range(TRIES):
-            token = f"{os.getpid()}-{secrets.token_hex(4)}" if turn else str(os.getpid())
+            token = f"{os.getpid()}-{os.urandom(4).hex()}" if turn else str(os.getpid())
             name = temporary_name(self.path, token)
             try:
                 descriptor = self._opened(name)
@@ -214,8 +212,10 @@ def check_target(what: str, path: str | os.PathLike[str], is_folder: bool = Fals
     elif len(os.fsencode(os.path.basename(final))) > _longest_name(directory):
         why = f"a name in {display_path(directory)} has at most {_longest_name(directory)} bytes"
     else:
+        import tempfile
+
         try:
-            TemporaryFile(dir=directory).close()  # root has permission where a file system makes no files, as in /proc
+            tempfile.TemporaryFile(dir=directory).close()  # root may do anything where no file can be made, as in /proc
         except OSError as error:
             why = f"the directory {display_path(directory)} cannot be written to: {error.strerror}"
     if why:
@@ -280,7 +280,7 @@ def remove(name: str) -> None:
             return
         folder = _descend(opened, entry, FOLDER, parent)
         _restore(opened, directory, entry, parent, folder)
-        gone = TEMPORARY.sub(f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}", entry)
+        gone = TEMPORARY.sub(f"{os.getpid()}-{os.urandom(4).hex()}{SUFFIX}", entry)
         # at once for all who write in it, except for files that are just being opened
         os.rename(entry, gone, src_dir_fd=parent, dst_dir_fd=parent)
         if not _is(gone, folder, parent):

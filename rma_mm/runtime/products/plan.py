@@ -35,8 +35,6 @@ from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.runtime.reports.timeline import gathered
 from rma_mm.runtime.reports.traced import write_report
 from rma_mm.runtime.verification.checked_product import SELDOM, as_before, checked_product, required
-from rma_mm.schedule.drawing.page import page
-from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
 
@@ -210,6 +208,8 @@ class Plan:
         str
             The drawing; small meshes only.
         """
+        from rma_mm.schedule.drawing.text import drawn
+
         return drawn(self.schedule)
 
     def page(self) -> str:
@@ -220,6 +220,8 @@ class Plan:
         str
             The page.
         """
+        from rma_mm.schedule.drawing.page import page
+
         m, n, k = self.spec.shape
         title = f"{self.algorithm}: C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] on {self.mesh.grid} ranks"
         return page(self.schedule, title, str(self))

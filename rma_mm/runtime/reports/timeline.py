@@ -15,13 +15,14 @@ import numpy as np
 
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.cost_model import CostModel
-from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.runtime.execution.tracing import Trace, TraceEvent
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows.waiting import barrier, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from rma_mm.policy.simulator.simulate import Simulated
 
 PREDICTED = "predicted"  # name used instead of a host, and before the names of rows, in a predicted timeline
 PINGS = 32  # number of times that a rank asks rank 0 for the time; the quickest answer counts
@@ -128,6 +129,8 @@ def predicted_run(schedule: Schedule, cost_model: CostModel, ranks: int, most: i
 
 
 def simulated_by(schedule: Schedule, cost_model: CostModel) -> Simulated:
+    from rma_mm.policy.simulator.simulate import simulate
+
     return simulate(
         schedule, cost_model.machine, cost_model.itemsize, cost_model.dtype, cost_model.kernel,
         dict(cost_model.flavours), cost_model.accum_itemsize, is_noted=True,

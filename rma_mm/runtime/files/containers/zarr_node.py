@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -216,6 +215,8 @@ def open_folder(folder: str, mode: str) -> Any:
 
 def _removable(folder: str) -> Any:
     """Return a store that stays removed: the package's own makes its folder again with the next chunk."""
+    import asyncio
+
     from zarr.storage import LocalStore
 
     class Removable(LocalStore):  # type: ignore[misc]
