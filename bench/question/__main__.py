@@ -4,8 +4,8 @@ Twelve shapes in each of several settings: one node, two hosts at 5 and at 1 Gbi
 different speed, and callers' own arrays through MPI and through UCX. In each cell every candidate is checked and timed
 as by `bench.policy`; the best of each family stands in the table. Then come experiments of the literature.
 
-Bars: the planner predicts the winning family in 90 % of the cells (or a plan within 5 % of the fastest), its regret is
-at most 1.05 on average, and words are those of the closed forms.
+Bars: the planner chooses a plan within 5 % of the fastest in 90 % of the cells, its regret is at most 1.05 on average,
+and words are those of the closed forms. How often a plan is of the family that wins stands beside.
 """
 
 from __future__ import annotations

@@ -165,4 +165,4 @@ def code_of(cells: Sequence[Cell], faults: Iterable[str]) -> int:
     if not cells or list(faults):
         return 1
     mean = geometric_mean([cell.regret for cell in cells])
-    return int(mean > BAR or sum(cell.is_predicted for cell in cells) < SHARE * len(cells))
+    return int(mean > BAR or sum(cell.is_near for cell in cells) < SHARE * len(cells))
