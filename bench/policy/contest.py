@@ -104,8 +104,7 @@ class Contender:
     @property
     def priced_words(self) -> float:
         """The words that all ranks move, by its closed form."""
-        moved = (self.plan.choice.chosen if self.plan else self.candidate).traffic
-        return moved.between + moved.within + moved.in_place
+        return (self.plan.choice.chosen if self.plan else self.candidate).traffic.words
 
     def as_json(self) -> dict[str, Any]:
         """All that is known of it."""

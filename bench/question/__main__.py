@@ -15,14 +15,14 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bench import measure
 from bench.policy.__main__ import measure_all
 from bench.policy.jobs import WORKER, JobError
-from bench.question.cells import SETTINGS, Cell, cases, code_of, failure, lines
-from bench.question.literature import EXPERIMENTS
+from bench.question.cells import EXPERIMENTS, SETTINGS, Cell, cases, code_of, failure, lines
 from bench.question.plot import plot
 from bench.question.tables import experiment_faults, experiment_lines
 
@@ -30,7 +30,7 @@ from bench.question.tables import experiment_faults, experiment_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, or read what was measured, and report; 1 where a bar is missed or anything failed."""
     parser = measure.Parser(__doc__)
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="cells with one of these in the name")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="what has one of these in its name")
     parser.add_argument("--settings", nargs="+", default=[*SETTINGS, *EXPERIMENTS], choices=[*SETTINGS, *EXPERIMENTS],
                         metavar="NAME", help=f"all of: {', '.join([*SETTINGS, *EXPERIMENTS])}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: regrets are then noise to some per cent")
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the tables there; needs matplotlib")
     options = parser.parse_args(arguments)
     chosen = [
-        case for case in cases()
+        case for case in chain(cases(), *EXPERIMENTS.values())
         if case.kind in options.settings and any(text in f"{case.name} on {case.kind}" for text in options.only)
     ]
     results: list[dict[str, Any]] = [each for file in options.read for each in json.loads(file.read_text())["results"]]
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         how = Namespace(budget=options.budget, quick=options.quick, calibrated=False, limit=900)
         for setting in options.settings:  # a job each, as they differ in more than ranks and nodes
-            group = EXPERIMENTS.get(setting) or [case for case in chosen if case.kind == setting]
+            group = [case for case in chosen if case.kind == setting]
             worker = "bench.question.literature" if setting in EXPERIMENTS else WORKER
             try:
                 measure_all(group, how, where, results, faults, worker)

@@ -1,4 +1,4 @@
-"""The cells of `bench.question`: what is measured in each, who won, and whether it was predicted."""
+"""The cells of `bench.question`, and its experiments: what is measured, who won, and whether it was predicted."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ SETTINGS: dict[str, Case] = {
     "3 ranks on 2 cores": Case("", "", (0, 0, 0), 3, cores=(0, 1, 1), further="1x1x3"),
     "callers' arrays, MPI": Case("", "", (0, 0, 0), 4, mesh="2x2", layouts=BLOCKS, window="created"),
     "callers' arrays, UCX": Case("", "", (0, 0, 0), 4, mesh="2x2", layouts=BLOCKS, own="AB"),
+}
+SURVEY = (11520, 12288, 7680)
+"""m, n, k of the experiments that surveys of these algorithms repeat."""
+FFN = (512, 11008, 4096)
+"""Rows, features inside, features outside: a block of LLaMA 7B on 512 tokens."""
+EXPERIMENTS: dict[str, list[Case]] = {
+    "survey": [Case("survey", "survey", SURVEY, ranks) for ranks in (8, 9, 18)],
+    "depth": [Case("depth", "depth", (4096, 4096, 4096), 16)],
+    "ffn": [Case("ffn", "ffn", FFN, 3, cores=(0, 1, 1))],
 }
 FAMILIES: dict[str, tuple[str, ...]] = {
     "SUMMA": ("summa_c", "summa_a", "summa_b", "pumma", "pblas"),
@@ -85,6 +94,12 @@ class Cell:
         return min(self.best, key=lambda each: float(self.best[each]["seconds"]))
 
     @property
+    def ratios(self) -> dict[str, float]:
+        """How many times as long as the fastest the best of each family took."""
+        least = float(self.best[self.winner]["seconds"])
+        return {each: float(found["seconds"]) / least for each, found in self.best.items()}
+
+    @property
     def regret(self) -> float:
         """Of what was chosen, head to head with the best other one."""
         return float(self.record["regret"])
@@ -125,11 +140,9 @@ def table(cells: Sequence[Cell]) -> list[str]:
     names = ["shape", "M×N×K", "auto chose", "ms", "regret", *COLUMNS]
     rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for cell in cells:
-        least = min(float(x["seconds"]) for x in cell.timed)
-        ratios = [
-            f"**{cell.best[each]['seconds'] / least:.2f}**" if each == cell.winner
-            else f"{cell.best[each]['seconds'] / least:.2f}" if each in cell.best else "–" for each in COLUMNS
-        ]
+        found = {each: f"{ratio:.2f}" for each, ratio in cell.ratios.items()}
+        found[cell.winner] = f"**{found[cell.winner]}**"
+        ratios = [found.get(each, "–") for each in COLUMNS]
         extents = "×".join(map(str, cell.record["shape"]))
         chosen = f"{cell.chosen['algorithm']} ({family(cell.chosen)})"
         figures = [cell.shape, extents, chosen, f"{1e3 * cell.chosen['seconds']:.3g}", f"{cell.regret:.2f}", *ratios]

@@ -17,6 +17,7 @@ import numpy as np
 
 import rma_mm
 from bench import measure
+from bench.peers.operands import elements
 from bench.policy.cases import Case
 from bench.policy.worker import main
 from rma_mm.errors import RmaError
@@ -28,15 +29,6 @@ from rma_mm.windows.waiting import wait_until
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SURVEY = (11520, 12288, 7680)
-"""m, n, k of the experiments that surveys of these algorithms repeat."""
-FFN = (512, 11008, 4096)
-"""Rows, features inside, features outside: a block of LLaMA 7B on 512 tokens."""
-EXPERIMENTS: dict[str, list[Case]] = {
-    "survey": [Case("survey", "survey", SURVEY, ranks) for ranks in (8, 9, 18)],
-    "depth": [Case("depth", "depth", (4096, 4096, 4096), 16)],
-    "ffn": [Case("ffn", "ffn", FFN, 3, cores=(0, 1, 1))],
-}
 MESHES = {8: ("2x4", "2x2x2", "2x2x2"), 9: ("3x3", "3x3x1", "3x3x1"), 18: ("3x6", "3x3x2", "3x3x2")}
 """By ranks: of two-dimensional, of 3-D and of 2.5-D algorithms."""
 DEPTHS = ("4x4x1", "4x2x2", "2x2x4", "2x1x8", "1x1x16")
@@ -74,11 +66,11 @@ class Product:
         self.plan = rma_mm.plan(*given, self.mesh, algorithm=name)
         stack.callback(self.plan.close)
         self.plan.adapt = False  # another plan in the midst of it would be timed, and making it
+        places = self.plan.layouts
         self.operands = [
-            rma_mm.DistMatrix.from_function(
-                case.extent(x), partial(elements, shift), self.mesh, self.plan.layouts[x], case.dtype
-            )
-            for shift, x in enumerate("ABC")
+            *(rma_mm.DistMatrix.from_function(case.extent(x), elements(x), self.mesh, places[x], case.dtype)
+              for x in "AB"),
+            rma_mm.DistMatrix.empty(case.extent("C"), self.mesh, places["C"], case.dtype),
         ]
         for each in self.operands:
             stack.callback(each.close)
@@ -96,17 +88,11 @@ class Product:
         moved, messages = (
             sum(comm.allgather(x)) for x in (words.words_intra + words.words_inter, words.messages)
         )
-        priced = self.plan.choice.chosen.traffic
         return {
             "name": self.label, "algorithm": self.plan.algorithm, "mesh": str(self.mesh.grid), "right": bool(right),
-            "words": moved, "priced_words": priced.between + priced.within + priced.in_place, "messages": messages,
+            "words": moved, "priced_words": self.plan.choice.chosen.traffic.words, "messages": messages,
             "peak_bytes": max(comm.allgather(self.plan.peak_bytes)), "predicted": self.plan.predicted_seconds,
         }
-
-
-def elements(shift: int, rows: Any, cols: Any) -> Any:
-    """Whole numbers, whose products and sums are exact in float32."""
-    return measure.whole_numbers(rows + 1_000_003 * shift, cols)
 
 
 def alone(case: Case, ranks: int) -> Callable[[], object]:

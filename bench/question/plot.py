@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -34,16 +35,15 @@ def plot(cells: Sequence[Cell], experiments: Sequence[Record], where: Mapping[st
 
 def _cells(cells: Sequence[Cell]) -> Any:
     """A panel for each setting: shapes down, families across, times the fastest in colour and in figures."""
-    from matplotlib import colormaps, pyplot
+    from matplotlib import colormaps
 
     colours = colormaps["YlGnBu"].with_extremes(bad="0.9")
     settings = list(dict.fromkeys(cell.setting for cell in cells))
     most = max(sum(cell.setting == setting for cell in cells) for setting in settings)
-    size = (2 * WIDTH, ceil(len(settings) / 2) * (ROW * most + 1.3) + 0.3)
-    figure, panels = pyplot.subplots(ceil(len(settings) / 2), 2, figsize=size, layout="constrained", squeeze=False)
-    for axes, setting in zip(panels.flat, settings, strict=False):
+    figure, panels = _panels(len(settings), ROW * most + 1.3)
+    for axes, setting in zip(panels, settings, strict=True):
         group = [cell for cell in cells if cell.setting == setting]
-        ratios = [_ratios(cell) for cell in group]
+        ratios = [[cell.ratios.get(each) for each in COLUMNS] for cell in group]
         axes.imshow(np.array(ratios, float), cmap=colours, vmin=1, vmax=MOST, aspect="auto")
         for y, (cell, row) in enumerate(zip(group, ratios, strict=True)):
             for x, (family, each) in enumerate(zip(COLUMNS, row, strict=True)):
@@ -54,25 +54,15 @@ def _cells(cells: Sequence[Cell]) -> Any:
         axes.set_xticks(range(len(COLUMNS)), COLUMNS, fontsize=7, rotation=30, ha="right")
         axes.set_yticks(range(len(group)), [cell.shape for cell in group], fontsize=7)
         axes.set_title(setting, fontsize=9)
-    for axes in panels.flat[len(settings):]:
-        axes.axis("off")
     figure.suptitle("Time of the best of each family, as a multiple of the fastest (bold)", fontsize=10)
     return figure
 
 
-def _ratios(cell: Cell) -> list[float | None]:
-    least = min(float(x["seconds"]) for x in cell.best.values())
-    return [float(cell.best[each]["seconds"]) / least if each in cell.best else None for each in COLUMNS]
-
-
 def _experiments(records: Sequence[Record]) -> Any:
     """A panel for each experiment: bars of seconds, with the words that moved beside them."""
-    from matplotlib import pyplot
-
     most = max(len(record["entries"]) for record in records)
-    size = (2 * WIDTH, ceil(len(records) / 2) * (ROW * most + 1.1))
-    figure, panels = pyplot.subplots(ceil(len(records) / 2), 2, figsize=size, layout="constrained", squeeze=False)
-    for axes, record in zip(panels.flat, records, strict=False):
+    figure, panels = _panels(len(records), ROW * most + 1.1)
+    for axes, record in zip(panels, records, strict=True):
         entries = record["entries"]
         took = [seconds_of(entry) for entry in entries]
         axes.barh(range(len(entries)), took, color="#5b8cc0")
@@ -87,11 +77,20 @@ def _experiments(records: Sequence[Record]) -> Any:
         extents = "×".join(map(str, record["shape"]))
         axes.set_title(f"{record['kind']}: {extents} on {record['ranks']} ranks", fontsize=9)
         if "limit" in record:
-            axes.axvline(seconds_of({"samples": record["limit"]}), color="0.4", linestyle="--", linewidth=1)
-    for axes in panels.flat[len(records):]:
-        axes.axis("off")
+            axes.axvline(median(record["limit"]), color="0.4", linestyle="--", linewidth=1)
     figure.suptitle("Experiments of the literature; dashed: the local products alone", fontsize=10)
     return figure
+
+
+def _panels(count: int, height: float) -> tuple[Any, list[Any]]:
+    """Return a figure and so many panels of it, two in a row, of a height in inches."""
+    from matplotlib import pyplot
+
+    rows = ceil(count / 2)
+    figure, grid = pyplot.subplots(rows, 2, figsize=(2 * WIDTH, rows * height), layout="constrained", squeeze=False)
+    for axes in grid.flat[count:]:
+        axes.axis("off")
+    return figure, list(grid.flat[:count])
 
 
 def _save(figure: Any, where: Mapping[str, Any], file: Path) -> None:

@@ -101,7 +101,7 @@ def test_experiments_on_small_products():
 @thorough
 def test_a_tiny_cell(tmp_path, capfd):
     file = tmp_path / "q.json"
-    main(["--only", "small 256", "--settings", "one node, 4 ranks", "--quick", "--json", str(file)])
+    main(["--only", "small 256", "--settings", "one node, 4 ranks", "depth", "--quick", "--json", str(file)])
     found = json.loads(file.read_text())
     (record,) = found["results"]
     assert all(x["right"] for x in record["contenders"] if x["seconds"] is not None)

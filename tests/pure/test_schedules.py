@@ -239,7 +239,7 @@ def assert_price_is_exact(algorithm: Algorithm, problem: PlacedProblem) -> None:
     if not (algorithm.grouped and algorithm.order == "rotated"):
         assert price.between == pytest.approx(outcome.words_between_nodes)
     if not problem.fetches_together:  # what is shared is read in place by all but the rank that holds the frame
-        assert price.between + price.within + price.in_place == pytest.approx(sum(outcome.words))
+        assert price.words == price.between + price.within + price.in_place == pytest.approx(sum(outcome.words))
 
 
 @pytest.mark.parametrize(

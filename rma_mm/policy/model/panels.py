@@ -79,7 +79,7 @@ def split_work(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork,
     decisions, sample, cutter = boxes.decisions, boxes.sample, _Cutter(boxes, spreads)
     pieces, repacked = cutter.pieces("")
     crossed = [x for x, spread in spreads.items() if max(cuts.max() for cuts in spread.cuts) > 1]
-    if crossed and decisions.may_repack and not decisions.by_chunks:
+    if crossed and decisions.may_repack:
         options = repackings(crossed)
         found = [(pieces, repacked), *map(cutter.pieces, options[1:])]
         words = np.array([touched(boxes.extents, each, x) for (each, _), x in zip(found, options, strict=True)])

@@ -81,6 +81,11 @@ class Traffic:
     """Elements that the fullest rank holds: its parts of the operands, what they are brought to, and panels."""
     read: float = 0  # words that are read from files
 
+    @property
+    def words(self) -> float:
+        """All words of other ranks that are moved, or read where they lie."""
+        return self.between + self.within + self.in_place
+
 
 NO_TRAFFIC = Traffic()  # of what moves nothing
 

@@ -140,7 +140,7 @@ class LoweringDecisions:
 
     @property
     def may_repack(self) -> bool:
-        return self.is_in_reach and self.width >= WIDTH
+        return self.is_in_reach and self.width >= WIDTH and not self.by_chunks  # chunks are put together as they come
 
     # -- who moves the same -----------------------------------------------------------------------
 
