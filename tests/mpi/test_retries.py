@@ -299,7 +299,7 @@ A = rma_mm.DistMatrix.from_numpy(np.ones((8, 8)), mesh)
 plan = rma_mm.plan(A, A, mesh)
 plan.execute(A, A)
 if comm.rank == 1:
-    executable = plan._latest.executable
+    executable = plan._known.sets[0].executable
     leave = executable.leave
     def interrupted():
         leave()

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-LATE = 1.2  # measured over predicted from which a one-sided plan is late
+LATE, SLACK = 1.2, 1e-4
+"""Measured over predicted from which a one-sided plan is late, and seconds by which it is at least: that long may calls
+take beside the transfers, whichever plan makes them."""
 LOOKS = 3  # executions of a plan that are looked at, after a first one that touches its memory
 LEAST, MOST = 0.8, 1.25  # limits of a correction: it holds for all products of a kind, whatever their size
 SHORTEST = 1e-3
@@ -44,7 +46,7 @@ class Watch:
         if self.changes or self.kind != "one-sided":
             return False
         measured = self.measured
-        return measured is not None and measured > LATE * self.predicted
+        return measured is not None and measured > max(LATE * self.predicted, self.predicted + SLACK)
 
     def should_return(self) -> bool:
         """True if the new plan is slower than the one before."""

@@ -18,6 +18,7 @@ from rma_mm.geometry.span import Region
 from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.kernels.product import Product
 from rma_mm.kernels.symmetric import clear_beyond, mirror_within, transpose_into
 from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.execution.accumulators import Accumulator
@@ -37,7 +38,7 @@ from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
 from rma_mm.schedule.ops import Op, Slot
 from rma_mm.schedule.passes import leading
 from rma_mm.windows import Counters, Transfer
-from rma_mm.windows.boxes.copying import paired_views
+from rma_mm.windows.boxes.copying import CopyTransfer, paired_views
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.checks.checked import labelled
 from rma_mm.windows.hosts.liveness import CELLS, DOING, MULTIPLY, NODE
@@ -91,6 +92,10 @@ class Binding:
     def __init__(self, setup: Setup, program: Sequence[Op]) -> None:
         self.setup, self.places, self.scalars, self.rank = setup, setup.places, setup.scalars, setup.mesh.rank
         self.actions: list[Action] = []
+        self.steps: list[Product | CopyTransfer] = []
+        """Multiplies, and copies that are over when they have begun, in the order of the actions."""
+        self.actions_of_steps = 0
+        self._at_once: set[Transfer] = set()
         self.viewed = Counters()  # words that Multiplies read in place, of one run
         self.under_way: dict[str, list[tuple[int, Transfer]]] = defaultdict(list)
         """Transfers by name, each with the number of barriers before it in the program."""
@@ -141,7 +146,9 @@ class Binding:
         self.gates = []
         for key in keys:
             found = self.under_way.pop(key, [])
-            self.actions += [transfer.wait for passed, transfer in found if passed <= behind]
+            due = [transfer for passed, transfer in found if passed <= behind]
+            self.actions += [transfer.wait for transfer in due]
+            self.actions_of_steps += sum(transfer in self._at_once for transfer in due)
             if later := [each for each in found if each[0] > behind]:
                 self.under_way[key] = later
 
@@ -150,6 +157,11 @@ class Binding:
         self.setup.transfers.append(transfer)
         for key in keys:
             self.under_way[key].append((self.passed, transfer))
+        moved = transfer.inner if isinstance(transfer, WatchedTransfer) else transfer
+        if isinstance(moved, CopyTransfer):
+            self.steps.append(moved)
+            self.actions_of_steps += 1
+            self._at_once.add(transfer)
         self.actions.append(transfer.begin if isinstance(transfer, TracedTransfer) else transfer.start)
 
     def act(self, action: Action, op: Op, name: str = "") -> None:
@@ -308,6 +320,8 @@ class Binding:
         tile = self.setup.closings.of(op.c) if id(op) in self.closed else None
         b = b.T if op.b_is_transposed_a else b
         product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, tile, op.half)
+        self.steps.append(product)
+        self.actions_of_steps += 1
         work = float(multiply_adds(op))
         self.setup.total_work += work
         helper, done, tally = self.setup.mesh.progress, self.setup.done, self.setup.mesh.metrics.tally

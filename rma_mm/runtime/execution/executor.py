@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from operator import add, sub
 from time import perf_counter_ns
@@ -18,14 +19,15 @@ from rma_mm.runtime.execution.addressing import Memory, Places, Tickets
 from rma_mm.runtime.execution.binding import Action, Binding, Scalars, Setup
 from rma_mm.runtime.execution.checked_pushes import Pushes
 from rma_mm.runtime.execution.tracing import Trace, call_noted
-from rma_mm.runtime.ranks.agreement import abort_product
+from rma_mm.runtime.ranks.agreement import abortable
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
-from rma_mm.runtime.ranks.process_group import poison_job, within
+from rma_mm.runtime.ranks.process_group import within
 from rma_mm.runtime.watching.retries import FAULTS, retry
 from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
+from rma_mm.windows.boxes.copying import CopyTransfer
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.hosts.liveness import BARRIER, CELLS, DOING, END, PRODUCT
 from rma_mm.windows.waiting import barrier
@@ -56,6 +58,8 @@ class Executable:
             mesh, places, scalars, meet, self.claim, self.count_work, [], [], trace=trace, machine=machine
         )
         self.program = Binding(self.setup, schedule.program(mesh.rank) if mesh.is_member else [])
+        self.is_plain = len(self.program.actions) == self.program.actions_of_steps and schedule.pool is None
+        """True if this rank only copies and multiplies, between the meetings at the begin and the end."""
         self.program.actions.append(call_noted(trace, self.flush, "flush"))
         if pushes is not None:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
@@ -174,6 +178,20 @@ class Executable:
         except FAULTS as fault:
             return retry(fault, tickets.next_task, "fetch-and-add to rank 0", self.mesh.metrics.tally)
 
+    @property
+    def copies(self) -> list[CopyTransfer]:
+        """The copies from other ranks' memory, of a plain program."""
+        steps = self.program.steps
+        return [step for step in steps if isinstance(step, CopyTransfer) and step.counters is not None]
+
+    @property
+    def words(self) -> Counters:
+        """The words of other ranks that a plain program reads and copies."""
+        total = replace(self.program.viewed)
+        for copy in self.copies:
+            total.add(sum(source.size for _, source in copy.pairs or ()), 0, same_node=True)
+        return total
+
     def count_views(self, viewed: Counters) -> None:
         """Add words read in place to the traffic of the first window."""
         counters = self.windows[0].counters
@@ -183,19 +201,9 @@ class Executable:
 
 @contextmanager
 def under_way(mesh: Mesh, kept: object) -> Iterator[None]:
-    """Run a block after all ranks have agreed; if it fails on a rank, abort the product on all of them.
-
-    Nothing can be agreed on any more then. kept: buffers that transfers may still write to.
-    """
-    try:
-        with mesh.progress:
-            yield
-    except Exception as error:
-        raise abort_product(mesh.group, error, kept) from error
-    except BaseException as error:
-        poison_job(f"rank {mesh.rank} aborted during a product ({type(error).__name__})", kept)
-        mesh.group.announce_abort((type(error).__name__, str(error)))
-        raise
+    """Run a block of a product, as `abortable` says, while a helper gives MPI progress."""
+    with abortable(mesh.group, kept), mesh.progress:
+        yield
 
 
 class Running:
@@ -226,9 +234,7 @@ class Running:
         self._moved = tuple(map(add, self._moved, moved))
 
     def end(self) -> None:
-        multiplying, waiting, work = self.watch.metrics.now()
-        before = multiplying - self._multiplied, waiting - self._waited, work - self._worked
-        self.watch.note(self._elapsed, before, self.words)
+        self.watch.note(self._elapsed, self._multiplied, self._waited, self._worked, self.words)
 
 
 class Listener:

@@ -143,6 +143,11 @@ class DistArray(Distributed):
         return self
 
     @property
+    def identity(self) -> object:
+        """Return what tells this array from all others; see `DistMatrix`."""
+        return (self.folded.identity, self.shape, self.layout)
+
+    @property
     def in_place(self) -> bool:
         """True if node-mates can read this array's memory: not where it is the caller's own."""
         return self.folded.in_place

@@ -94,6 +94,12 @@ class Stored:
         return (self.block.serial, self.flipped)
 
     @property
+    def identity(self) -> object:
+        """Return what tells this matrix from all others: its memory, and how that is read. A closed one has none."""
+        block = self._block
+        return object() if block is None else (self.mesh, block.serial, self.flipped, self.shape, self.layout)
+
+    @property
     def in_place(self) -> bool:
         """True if node-mates can multiply out of this matrix's memory: not where it is the caller's own."""
         return FLAVOURS[self.block.window.flavour].loads_on_node
@@ -109,3 +115,8 @@ class Stored:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def identity_of(x: object) -> object:
+    """Return the identity of a matrix; None for None, and equal to nothing for all else."""
+    return None if x is None else getattr(x, "identity", None) or object()

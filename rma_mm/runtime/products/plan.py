@@ -25,7 +25,7 @@ from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands, read_again
 from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.choosing import choose_plan
 from rma_mm.runtime.products.plan_choice import PlanChoice
-from rma_mm.runtime.products.prepared import OWN, BoundOperands, Prepared
+from rma_mm.runtime.products.prepared import OWN, BoundOperands, KnownOperands, Prepared
 from rma_mm.runtime.products.symmetry import check_own
 from rma_mm.runtime.products.workspace import check_apart
 from rma_mm.runtime.ranks.agreement import AgreedVotes, Ballot, digest, disagree, in_words
@@ -69,7 +69,9 @@ class Plan:
         self.trace: Trace | None = mesh.trace
         """Trace of this rank; set it before anything is bound."""
         self._own_c: DistMatrix | None = None
-        self._latest: BoundOperands[DistMatrix, Executable] | None = None
+        self._known = KnownOperands(mesh, self.ballot)
+        self._will_repeat = False
+        """True if all ranks can make the next executions by a compiled call, as they told with the last votes."""
         self._arrays = {x: self._allocated(x) for x in self.options.arrays}
         """The matrices of operands that come as arrays."""
         self._is_closed = False
@@ -87,7 +89,8 @@ class Plan:
     @adapt.setter
     def adapt(self, value: bool) -> None:
         can = self.workspace is None and not self.spec.files
-        self._adapt, self._may_adapt, self._latest = bool(value) and can, False, None
+        self._adapt, self._may_adapt = bool(value) and can, False
+        self._known.clear()
 
     @property
     def choice(self) -> PlanChoice:
@@ -249,7 +252,8 @@ class Plan:
 
     def retrace(self, trace: Trace | None) -> None:
         """Note from now on in another trace what this rank does, or in none. Local; operations are bound again."""
-        self.trace, self._latest = trace, None
+        self.trace = trace
+        self._known.clear()
         self.prepared.unbind()
 
     def __repr__(self) -> str:
@@ -262,7 +266,6 @@ class Plan:
 
     # -- executing --------------------------------------------------------------------------------
 
-    @serialized
     def execute(
         self, A: Given, B: Given, out: DistMatrix | None = None, progress: Progress | None = None, *,
         c: DistMatrix | None = None, opened: AgreedVotes = None,
@@ -299,25 +302,43 @@ class Plan:
         WindowError
             If a transfer fails for good, on all ranks; no further call is possible then.
         """
+        known, is_usual = self._known, progress is None and opened is None
+        bound = known.find(A, B, out, c) if known.repeats and is_usual else None
+        if bound is not None and known.repeated(bound, self.watch):
+            self.claims, self.words = [], bound.words
+            return out if out is not None else self._c()
+        return self._execute(A, B, out, progress, c, opened)
+
+    @serialized
+    def _execute(
+        self, A: Given, B: Given, out: DistMatrix | None, progress: Progress | None, c: DistMatrix | None,
+        opened: AgreedVotes,
+    ) -> DistMatrix:
         if self._may_adapt:
             self.follow()
         A, B = as_operands(A, B, self.mesh)
-        bound = self._latest
-        if bound is None or not bound.names(A, B, out, c):
-            A, B, out = self._agreed(A, B, out, c, opened)
-            executable = self.prepared.executable(A, B, out, self.trace)
-            bound = self._latest = BoundOperands((A, B, out, c), executable, *self.agreed)
+        bound = self._known.find(A, B, out, c)
+        if bound is None:
+            A, B, made = self._agreed(A, B, out, c, opened)
+            executable = self.prepared.executable(A, B, made, self.trace)
+            bound = BoundOperands((A, B, out, c), executable, *self.agreed)
+            self._known.add(bound, self.prepared)
         else:  # checked and bound already: only the other ranks remain to be asked
+            assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix)
             bound.executable.sync()
-            self._vote(bound.facts, bound.digest, None, opened)
-            out = bound.out
+            bound.uses += 1
+            repeats = not self.options.check and self._known.wants_call(bound, self.watch.last_seconds)
+            self._vote(bound.facts, bound.digest, None, opened, repeats)
+            made = out if out is not None else self._c()
         listener = None if progress is None else Listener(progress)
         added = c if self.options.beta != 0 else None
-        with using_threads(self.mesh.threads), self.checked(*bound.matrices, added):
-            self._run(bound.executable, listener, out, added)
+        with using_threads(self.mesh.threads), self.checked(A, B, made, added):
+            self._run(bound.executable, listener, made, added)
+        if self._will_repeat:
+            self._known.repeat_from_now(bound, self.watch.last_seconds)
         if listener is not None and listener.error is not None:
             raise listener.error
-        return out
+        return made
 
     def opening(self, *operands: DistMatrix) -> tuple[int, ...]:
         """Return the facts for a caller's ballot that is to open the next execution on these operands. Local.
@@ -402,12 +423,21 @@ class Plan:
         assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix)
         return A, B, out if out is not None else self._c()
 
-    def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: AgreedVotes) -> None:
-        """Vote: one allreduce that is agreement and start barrier at once; details are exchanged only if it fails."""
-        if error if opened else not self.ballot.cast(hashed, error is not None, self.watch.piggyback()):
+    def _vote(
+        self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: AgreedVotes,
+        repeats: bool = False,
+    ) -> None:
+        """Vote: one allreduce that is agreement and start barrier at once; details are exchanged only if it fails.
+
+        repeats: True if this rank can make the next executions by a compiled call.
+        """
+        told = (*self.watch.piggyback(), -repeats)
+        if error if opened else not self.ballot.cast(hashed, error is not None, told):
             names = ("plan", "adapt", "A", "B", "c", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
-        self.watch.act_on_votes(opened or self.ballot.votes)
+        votes = opened or self.ballot.votes
+        self._will_repeat = not opened and votes[len(told) - 1] < 0
+        self.watch.act_on_votes(votes)
 
     def follow(self) -> None:
         """Go over to another way of doing the same where that is due. Collective; ranks have agreed that it may."""
@@ -464,7 +494,7 @@ class Plan:
     def _put(self, choice: PlanChoice) -> None:
         """Replace the prepared product, whose memory may be needed. Collective."""
         while True:
-            self._latest = None
+            self._known.clear()
             self.prepared.close()
             self.prepared = Prepared(self.mesh, choice)
             if not self.prepared.is_outdated:
@@ -477,7 +507,7 @@ class Plan:
         Local; may be repeated.
         """
         self._is_closed = True
-        self._latest = None
+        self._known.clear()
         self.prepared.close()
         for matrix in self._arrays.values():
             matrix.close()
@@ -486,7 +516,7 @@ class Plan:
     def forget(self, window: Window) -> None:
         """Drop operations bound to a window that will be closed."""
         self.prepared.forget(window)
-        self._latest = None
+        self._known.clear()
 
     def __enter__(self) -> Plan:
         return self

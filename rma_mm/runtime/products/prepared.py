@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Generic, Protocol, TypeVar
-from weakref import ref
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.flavours import FLAVOURS
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.accumulators import Accumulator
 from rma_mm.runtime.execution.addressing import Memory, Tickets
@@ -20,15 +20,26 @@ from rma_mm.runtime.execution.proving import prove
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.matrices.arguments import pinned
 from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.stored import identity_of
 from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.products.workspace import check_room, frames, nbytes, split_frames
-from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.agreement import Ballot, agreed
 from rma_mm.runtime.ranks.arena import Block
+from rma_mm.runtime.ranks.meeting import NodeCall, node_call
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.metrics import ProductWatch
+from rma_mm.runtime.ranks.process_group import ALONE, abandon
+from rma_mm.runtime.ranks.rank_state import rank_state
 from rma_mm.schedule.schedule import STAGE
-from rma_mm.windows import Window
+from rma_mm.windows import Counters, Window
+from rma_mm.windows.hosts.liveness import CELLS, PRODUCT, call_name, enter_call, leave_call
 
 BOUND = 8  # sets of operands that a product is kept bound to
+REPEATED = 60  # executions on the same operands after which the next are compiled: loading Numba takes 0.3 s
+LONGEST = 5e-3  # seconds of executions that are compiled at most: of longer ones, a call is not 2 %
+TOLD_EVERY, MOST_REPEATS = 10e-3, 31
+"""Seconds after which ranks tell each other again how long products took, and compiled calls before that at most."""
+_EXECUTE = call_name("Plan.execute")
 OWN = "the plan's own C"  # text that ranks compare if no result matrix is passed
 
 
@@ -143,59 +154,97 @@ class Prepared:
         return added
 
 
-class OnMemory(Protocol):
-    """A matrix, or an array, on memory of the arena."""
-
-    @property
-    def block(self) -> Block:
-        """The memory under it. Raises ClosedError if it is closed."""
-
-    @property
-    def block_or_none(self) -> Block | None:
-        """The memory under it; None if it is closed."""
-
-
-M = TypeVar("M", bound=OnMemory)
 E = TypeVar("E")
 
 
-class BoundOperands(Generic[M, E]):
-    """The operands of a plan's last execution: checked, bound and agreed on. Keeps no operand alive.
+class BoundOperands(Generic[E]):
+    """Operands that a plan was executed on: checked, bound and agreed on. Keeps none of them alive."""
 
-    Holds no operand alive.
-    """
-
-    def __init__(
-        self, matrices: tuple[M, M, M, M | None], executable: E, facts: tuple[object, ...], digest: int
-    ) -> None:
-        """Remember an execution. matrices: A, B, the result, and the matrix added to it if that is another."""
+    def __init__(self, operands: tuple[object, ...], executable: E, facts: tuple[object, ...], digest: int) -> None:
+        """Remember an execution. operands: A, B, the result and the matrix added to it, None for each not given."""
         self.executable, self.facts, self.digest = executable, facts, digest
-        self._known = [(ref(matrix), ref(matrix.block)) for matrix in matrices if matrix is not None]
-        self._is_own = facts[-1] == OWN
+        self.identities = tuple(map(identity_of, operands))
+        self.uses = 0  # executions on these operands after the first
+        self.call: NodeCall | None = None
+        """An execution as one compiled call; None as long as there is none."""
+        self.words, self.copies = Counters(), 0
+        """Words of other ranks that it reads, and how many copies of such it makes."""
 
-    def names(self, A: object, B: object, out: object, c: object) -> bool:
-        """True if these are the same matrices, still open; `out` is None if the plan's own C was meant."""
-        if (out is None) != self._is_own or (c is None) != (len(self._known) == 3):
+
+class KnownOperands:
+    """The operands that a plan was executed on lately, and which of its executions are compiled calls."""
+
+    def __init__(self, mesh: Mesh, ballot: Ballot) -> None:
+        self.mesh, self.ballot = mesh, ballot
+        self.sets: list[BoundOperands[Executable]] = []
+        """Sets of operands, the latest new ones first."""
+        self.repeats = 0
+        """Compiled calls that may be made before ranks tell each other of them."""
+
+    def find(self, *operands: object) -> BoundOperands[Executable] | None:
+        """Return the set of A, B, out and c; None if it is not known."""
+        identities = tuple(map(identity_of, operands))
+        for each in self.sets:
+            if each.identities == identities:
+                return each
+        return None
+
+    def add(self, made: BoundOperands[Executable], prepared: Prepared) -> None:
+        """Add a set, and forget those whose operations were dropped meanwhile."""
+        alive = prepared.bound.values()
+        self.sets = [made, *(each for each in self.sets if each.executable in alive)][:BOUND]
+
+    def clear(self) -> None:
+        self.sets, self.repeats = [], 0
+
+    def wants_call(self, found: BoundOperands[Executable], seconds: float) -> bool:
+        """True if the next executions are to be a compiled call, as far as this rank knows.
+
+        It then copies and multiplies within its node, and no more. seconds: what the last but one took.
+        """
+        mesh, executable = self.mesh, found.executable
+        if found.uses < REPEATED or seconds > LONGEST or not executable.is_plain or executable.setup.trace is not None:
             return False
-        given = (A, B, self._known[2][0]() if out is None else out, *(() if c is None else (c,)))
-        for matrix, (known, block) in zip(given, self._known, strict=True):
-            found = known()
-            if (
-                found is None
-                or matrix is not found
-                or found.block_or_none is None
-                or found.block_or_none is not block()
-            ):
+        flavours = [FLAVOURS[window.flavour] for window in executable.windows]
+        are_near = mesh.num_nodes == 1 and all(each.loads_on_node and not each.needs_progress for each in flavours)
+        return are_near and mesh.checks is None and not rank_state().is_pretended
+
+    def repeat_from_now(self, found: BoundOperands[Executable], seconds: float) -> None:
+        """Make the next executions by compiled calls. Collective, among ranks that all want to."""
+        self.repeats = min(MOST_REPEATS, int(TOLD_EVERY / (seconds or TOLD_EVERY)))
+        if found.call is None:
+            executable = found.executable
+            found.call = node_call(self.mesh, self.ballot, found.digest, executable.program.steps)
+            found.uses = 0 if found.call is None else found.uses
+            found.words, found.copies = executable.words, len(executable.copies)
+
+    def repeated(self, found: BoundOperands[Executable], watch: ProductWatch) -> bool:
+        """Execute by a compiled call; False, and nothing is done, if not all ranks do. Collective."""
+        state, executable, tally, call = rank_state(), found.executable, self.mesh.metrics.tally, found.call
+        if call is None or not self.repeats:
+            return False
+        with state.lock:
+            if state.broken or state.within:
                 return False
+            enter_call(_EXECUTE)
+            CELLS[PRODUCT] = tally.products + 1
+            try:
+                is_done = call()
+            except ALONE as error:
+                abandon("Plan.execute", error)
+                raise
+            finally:
+                leave_call()
+            if not is_done:
+                self.repeats, found.call, found.uses = 0, None, 0
+                return False
+            self.repeats -= 1
+            took, copied, multiplied, waited = call.took
+            executable.count_views(found.words)
+            tally.multiplying += multiplied
+            tally.work += executable.setup.total_work
+            tally.waited(waited)
+            if found.copies:
+                tally.copied(copied, found.copies)
+            watch.note(took, multiplied, waited, executable.setup.total_work, found.words)
         return True
-
-    @property
-    def matrices(self) -> tuple[M, M, M]:
-        """A, B and the result, which must be alive."""
-        A, B, out = (known() for known, _ in self._known[:3])
-        assert A is not None and B is not None and out is not None
-        return A, B, out
-
-    @property
-    def out(self) -> M:
-        return self.matrices[2]

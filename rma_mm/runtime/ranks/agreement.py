@@ -17,7 +17,7 @@ from rma_mm.geometry.notations.pblas import text_of
 from rma_mm.runtime.ranks.deadlock import Wait, receive
 from rma_mm.runtime.ranks.process_group import ProcessGroup, mesh_slot_of, poison_job, require_usable
 from rma_mm.windows.hosts.liveness import BEGIN, CELLS, DOING
-from rma_mm.windows.waiting import pause, wait
+from rma_mm.windows.waiting import pause, wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -53,6 +53,8 @@ class Ballot:
         self.max, self.what = MPI.MAX, what
         self.slot = mesh_slot_of(comm)
         self.comm = comm if self.slot is None else self.slot.group.comm
+        self.salt = 0 if self.slot is None else self.slot.number * MESH
+        """Number that keeps equal calls on different meshes apart."""
         self._late: Wait | None = None
         self.mine = np.empty(3 + VOTES, np.int64)
         self.all = np.empty(3 + VOTES, np.int64)
@@ -69,18 +71,24 @@ class Ballot:
         Raises DisagreementError if ranks wait for one another in calls of meshes that share some of them only.
         """
         require_usable()
+        value ^= self.salt
         if self.slot is not None:
-            value ^= self.slot.number * MESH
             self.slot.group.calls += 1
-        self._late, CELLS[DOING] = None, BEGIN
+            if self.slot.group.line is not None:
+                self.slot.group.line.cells[0] = 2 * self.slot.group.calls
+        CELLS[DOING] = BEGIN
         self.mine[:] = value, -value, failed, *told, *(0,) * (VOTES - len(told))
-        request = self.comm.Iallreduce(self.mine, self.all, self.max)
-        try:
-            wait(request, self._when_late)
-        except BaseException:
-            poison_job(f"rank {self.comm.rank} left {self.what} before all ranks had come", request, self)
-            raise
+        self.wait(self.comm.Iallreduce(self.mine, self.all, self.max).Test)
         return bool(self.all[0] == -self.all[1] and not self.all[2])
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait until `done()` is true, which it is once all ranks have come."""
+        self._late = None
+        try:
+            wait_until(done, self._when_late)
+        except BaseException:
+            poison_job(f"rank {self.comm.rank} left {self.what} before all ranks had come", done, self)
+            raise
 
     def _when_late(self) -> None:
         """Find out whether the others can still come."""
@@ -158,6 +166,22 @@ def _shown(name: str, x: object) -> object:
         return text_of(x) if name == "layout" else x
     except LayoutError:
         return x
+
+
+@contextmanager
+def abortable(group: ProcessGroup, kept: object) -> Iterator[None]:
+    """Run a block after all ranks have agreed; if it fails on a rank, abort the product on all of them.
+
+    Nothing can be agreed on any more then. kept: buffers that transfers may still write to.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise abort_product(group, error, kept) from error
+    except BaseException as error:
+        poison_job(f"rank {group.comm.rank} aborted during a product ({type(error).__name__})", kept)
+        group.announce_abort((type(error).__name__, str(error)))
+        raise
 
 
 @contextmanager

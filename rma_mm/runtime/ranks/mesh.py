@@ -41,7 +41,16 @@ from rma_mm.runtime.ranks.uncaught import install
 from rma_mm.windows import Checks, absent
 from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.hosts.liveness import VARIABLE as TIMEOUT
-from rma_mm.windows.hosts.liveness import Identity, NodeWatch, by_sight, call_name, enter_call, leave_call, timeout_of
+from rma_mm.windows.hosts.liveness import (
+    Identity,
+    NodeWatch,
+    PeerProcess,
+    by_sight,
+    call_name,
+    enter_call,
+    leave_call,
+    timeout_of,
+)
 from rma_mm.windows.hosts.shm_limits import segment_problem
 
 if TYPE_CHECKING:
@@ -153,7 +162,9 @@ class Mesh:
         """The ranks on the grid (on the others, the ranks that are not)."""
         if self.grid.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
-        self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
+        self.ranks_beside = ranks_beside(self.comm, self.node_of)
+        """Ranks that share this rank's cores, itself included."""
+        self.threads = threads_per_rank(self.ranks_beside, threads)
         self.speeds = None if speeds is None else tuple(map(float, speeds))
         """Speed of each rank of the grid, if given."""
         self.timeout = timeout_of(timeout, os.environ)
@@ -221,6 +232,11 @@ class Mesh:
         if speeds is not None and (wrong := speeds_problem(speeds, mesh.size)):
             return OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
         return None
+
+    @property
+    def mates(self) -> dict[int, PeerProcess]:
+        """Return the other ranks of the node whose pages this process sees, by rank."""
+        return self._watch.mates
 
     @property
     def window_flavour(self) -> str:

@@ -187,10 +187,9 @@ class Metrics:
                     f"and grows back when it is no longer slow",
                 )
 
-    def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> float:
-        """Record a product's nanoseconds, in total and for a multiply-add (or 0). before: `now` as it began."""
+    def note(self, elapsed: int, multiplying: int, waiting: int, traffic: Counters) -> None:
+        """Record a product's nanoseconds, in total, in multiplies and in waits, and its traffic."""
         tally = self.tally
-        multiplying, waiting = tally.multiplying - before[0], tally.waiting - before[1]
         tally.products += 1
         tally.nanoseconds += elapsed
         total = tally.traffic
@@ -202,11 +201,6 @@ class Metrics:
         if tally.moving != self._moving:
             self._moving = tally.moving
             self._look_at_links()
-        work = tally.work - before[2]
-        return multiplying / work if multiplying > SHORT and work else 0.0
-
-    def now(self) -> tuple[int, int, float]:
-        return self.tally.multiplying, self.tally.waiting, self.tally.work
 
     def _look_at_links(self) -> None:
         self._slow_link = 0
@@ -261,13 +255,17 @@ class ProductWatch:
         """Seconds of the product before the last on the slowest rank, known when ranks next meet."""
         self.was_slow = False  # true if that was as multiplies took longer than usual on some rank
         self._usual = metrics.usual(kind)
-        self._elapsed, self._pace = 0, 0.0
+        self._products = self._elapsed = self._multiplied = 0
+        self._work = 0.0
+        self._mean, self._pace = 0, 0.0
 
     def piggyback(self) -> tuple[int, ...]:
-        """Return this rank's votes when the next product begins."""
-        slowness = self.metrics.slowness
+        """Return this rank's votes when the next product begins: of those since the votes before, the mean."""
+        slowness, multiplied, work = self.metrics.slowness, self._multiplied, self._work
         slowness.seen = self._usual
-        return self.metrics.piggyback(self._elapsed, slowness.relative(self._pace))
+        self._mean = self._elapsed // (self._products or 1)
+        self._pace = multiplied / work if multiplied > SHORT and work else 0.0
+        return self.metrics.piggyback(self._mean, slowness.relative(self._pace))
 
     def act_on_votes(self, told: Sequence[int]) -> None:
         self.exchanges += 1
@@ -277,10 +275,17 @@ class ProductWatch:
         if self._pace:
             slowness.note(self._pace, -told[1] / FINE, 1e-9 * self._elapsed)
             self.metrics.tally.is_slow = slowness.is_slow
+        self._products = self._elapsed = self._multiplied = 0
+        self._work = 0.0
         self.metrics.act_on_votes(told)
 
-    def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> None:
-        self._elapsed, self._pace = elapsed, self.metrics.note(elapsed, before, traffic)
+    def note(self, elapsed: int, multiplying: int, waiting: int, work: float, traffic: Counters) -> None:
+        """Record a product: nanoseconds in total, in multiplies and in waits, multiply-adds, and traffic."""
+        self._products += 1
+        self._elapsed += elapsed
+        self._multiplied += multiplying
+        self._work += work
+        self.metrics.note(elapsed, multiplying, waiting, traffic)
 
 
 def tell_together(comm: MPI.Intracomm, watches: Sequence[ProductWatch]) -> None:

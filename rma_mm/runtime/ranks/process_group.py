@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from rma_mm.errors import DisagreementError, OptionError, RmaError
 from rma_mm.runtime.ranks.rank_state import controller, rank_state
-from rma_mm.windows.hosts.liveness import call_name, enter_call, leave_call
+from rma_mm.windows.hosts.liveness import MeetingLine, call_name, enter_call, leave_call
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -50,6 +51,8 @@ class ProcessGroup:
         members.Free()
         world.Free()
         self.calls = 0  # calls that this rank has entered
+        self.line: MeetingLine | None = None
+        """This rank's line of shared memory, by which its ranks meet without MPI; None until there is one."""
         self.meshes_made = self.meshes_open = 0  # meshes
         self.sent = [0] * parent.size  # messages to each rank, by `tell`
         self.received = [0] * parent.size
@@ -79,6 +82,8 @@ class ProcessGroup:
         """A mesh was closed; the last one closes the group. Collective."""
         self.meshes_open -= 1
         if not self.meshes_open:
+            if self.line is not None:
+                self.line.close()
             rank_state().groups.remove(self)
             self._drain()
             self.comm.Free()
@@ -142,7 +147,8 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
 
     Threads whose order differs between ranks meet other calls there, and all of them raise DisagreementError.
     """
-    name = call_name(call.__qualname__.removesuffix(".__init__"))
+    public = re.sub(r"\._(?=[a-z])", ".", call.__qualname__)  # a private one does a public one's work
+    name = call_name(public.removesuffix(".__init__"))
 
     @functools.wraps(call)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -154,13 +160,18 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
             try:
                 return call(*args, **kwargs)
             except ALONE as error:
-                if not isinstance(error, RmaError):
-                    poison_job(f"a rank aborted {call.__qualname__} midway ({type(error).__name__})")
+                abandon(public, error)
                 raise
             finally:
                 leave_call()
 
     return alone
+
+
+def abandon(name: str, error: BaseException) -> None:
+    """Note that this rank alone has left a call midway, because of one of `ALONE`."""
+    if not isinstance(error, RmaError):
+        poison_job(f"a rank aborted {name} midway ({type(error).__name__})")
 
 
 # -- a job that cannot go on ----------------------------------------------------------------------

@@ -97,6 +97,14 @@ class Tally:
         self.waiting += nanoseconds
         self.latencies["wait"].add(nanoseconds)
 
+    def copied(self, nanoseconds: int, slices: int) -> None:
+        """Count copies of other ranks' memory, made one after the other in so many nanoseconds."""
+        self.slices += slices
+        self.moving += nanoseconds
+        self.exposed += nanoseconds
+        for _ in range(slices):
+            self.latencies["get"].add(nanoseconds // slices)
+
     @property
     def hidden(self) -> float | None:
         return 1 - min(self.exposed, self.moving) / self.moving if self.moving else None

@@ -97,20 +97,21 @@ class CopyTransfer:
         same_node: bool,
     ) -> None:
         """`pairs` are (target, source); `counters` is None for own memory; `require_open` raises once it is gone."""
-        self._pairs: list[tuple[Array, Array]] | None = pairs
+        self.pairs: list[tuple[Array, Array]] | None = pairs
+        """(target, source) of each copy; None once it is closed."""
         self._require_open = require_open
-        self._counters = counters
+        self.counters = counters
         self._same_node = same_node
 
     def start(self) -> None:
         """Copy. Raises ClosedError after `close` of it or its window."""
-        if self._pairs is None:
+        if self.pairs is None:
             raise closed("transfer")
         self._require_open()
-        for target, source in self._pairs:
+        for target, source in self.pairs:
             np.copyto(target, source)
-            if self._counters is not None:
-                self._counters.add(source.size, 0, same_node=self._same_node)
+            if self.counters is not None:
+                self.counters.add(source.size, 0, same_node=self._same_node)
 
     def done(self) -> bool:
         return True
@@ -119,7 +120,7 @@ class CopyTransfer:
         """Return at once: `start` has copied everything."""
 
     def close(self) -> None:
-        self._pairs = None
+        self.pairs = None
 
 
 def strided_elements(array: Array) -> tuple[int, int]:

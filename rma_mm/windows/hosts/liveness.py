@@ -13,6 +13,7 @@ that runs and will never come is not found: to the others it is a rank that comp
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import math
 import mmap
@@ -37,7 +38,7 @@ OVERDUE = 1.5  # seconds after which a rank ends because others end after Ctrl-C
 STUCK = 3.0  # seconds that MPI_Abort may take before the process ends itself
 HEARD = 0.3  # seconds for mpiexec to read the message, which it loses where the job ends before
 
-PAGE, SHOWN = 4096, 128  # bytes of a page, and those that are used
+PAGE, SHOWN, LINE = 4096, 128, 64  # bytes of a page, those that tell what it is in, and of a line behind them
 BEATS, CALLS, BLOCKS, PRODUCT, DOING, ENDING, INTERRUPTED = range(7)
 """Cells of a page: beats; calls and other blocks; product; activity within it; whether a rank said why the job ends;
 whether a rank ends after Ctrl-C."""
@@ -89,6 +90,15 @@ def _new_page() -> tuple[int, mmap.mmap]:
 _FILE, _PAGE = _new_page()
 CELLS = memoryview(_PAGE).cast("q")
 """This process's. A store into a cell takes some 30 ns."""
+
+
+def _address(page: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(page))
+
+
+def cell_address(cell: int) -> int:
+    """Return the address of a cell of this process."""
+    return _address(_PAGE) + CELLS.itemsize * cell
 
 
 class Identity(NamedTuple):
@@ -180,6 +190,7 @@ class PeerProcess:
         finally:
             os.close(file)
         self.cells = memoryview(self.page).cast("q")
+        self.address = _address(self.page)
         self.state = ""  # as /proc says; empty while it beats, or where /proc says nothing
         self._beats, self._used, self._looked = -1, -1, 0.0
         self.moved = 0.0  # when it was last seen to run
@@ -268,6 +279,32 @@ class NodeWatch:
         except OSError:
             return True
         return True
+
+
+class MeetingLine:
+    """A line of this process's page, by which ranks of a node tell each other what call they are in.
+
+    Its first cell says twice the number of the call that this rank has entered; `kernels.gemm.calls` has the others.
+    """
+
+    def __init__(self) -> None:
+        """Raise IndexError if all lines are taken."""
+        self.offset = _FREE_LINES.pop()
+        self.cells = CELLS[self.offset // CELLS.itemsize : (self.offset + LINE) // CELLS.itemsize]
+        self.cells[:] = memoryview(bytes(LINE)).cast("q")
+        self.others: list[int] = []
+        """Addresses of the lines of the other ranks."""
+
+    @property
+    def address(self) -> int:
+        return _address(_PAGE) + self.offset
+
+    def close(self) -> None:
+        """Let it be taken again, which the other ranks must no longer look at."""
+        _FREE_LINES.append(self.offset)
+
+
+_FREE_LINES = list(range(SHOWN, PAGE, LINE))
 
 
 def end_job(text: str, when_lost: Callable[[], str], is_first: bool) -> None:

@@ -20,6 +20,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.matrices.array import DistArray, as_array
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_memory, copy_in
 from rma_mm.runtime.matrices.move import Redistribution
+from rma_mm.runtime.matrices.stored import identity_of
 from rma_mm.runtime.products.batched.batch_choice import BatchChoice
 from rma_mm.runtime.products.batched.checked import checked_batch
 from rma_mm.runtime.products.prepared import OWN, BoundOperands
@@ -79,7 +80,7 @@ class BatchPlan:
         self.words = Counters()
         """Words that this rank moved in the last execution."""
         self.watch = ProductWatch(mesh.metrics, ("batch", batch, operands.kind))
-        self._latest: BoundOperands[DistArray | DistMatrix, BoundBatch] | None = None
+        self._latest: BoundOperands[BoundBatch] | None = None
         self._bound: OrderedDict[tuple[object, ...], BoundBatch] = OrderedDict()
         self._arrays = {x: self._allocated(x) for x in self.options.arrays}
         self._own_c: DistArray | None = None
@@ -133,12 +134,14 @@ class BatchPlan:
         ClosedError; DisagreementError.
         """
         bound = self._latest
-        if bound is None or not bound.names(A, B, out, c):
-            bound = self._latest = self._agreed(A, B, out, c)
+        if bound is None or bound.identities != tuple(map(identity_of, (A, B, out, c))):
+            A, B, bound = self._agreed(A, B, out, c)
+            self._latest = bound
         else:  # checked and bound already: only the other ranks remain to be asked
+            assert not isinstance(A, np.ndarray) and not isinstance(B, np.ndarray)
             bound.executable.sync()
             self._vote(bound.facts, bound.digest, None)
-        a, b, made = map(as_array, bound.matrices)
+        a, b, made = as_array(A), as_array(B), out if out is not None else self._c()
         added = c if self.options.beta != 0 else None
         with self._checks(a, b, made, added):
             if added is not None:
@@ -157,7 +160,7 @@ class BatchPlan:
 
     def _agreed(
         self, A: Given, B: Given, out: DistArray | None, c: DistArray | None
-    ) -> BoundOperands[DistArray | DistMatrix, BoundBatch]:
+    ) -> tuple[DistArray | DistMatrix, DistArray | DistMatrix, BoundOperands[BoundBatch]]:
         """Return the operands, checked and bound, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
         error: Exception | None = None
@@ -182,9 +185,8 @@ class BatchPlan:
         hashed = digest(facts)
         self._vote(facts, hashed, error)
         made = out if out is not None else self._c()
-        return BoundOperands(
-            (left, right, made, c), self._bind_once(as_array(left), as_array(right), made), facts, hashed
-        )
+        executable = self._bind_once(as_array(left), as_array(right), made)
+        return left, right, BoundOperands((left, right, out, c), executable, facts, hashed)
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
         """Vote: one allreduce that is agreement and start barrier at once; details are exchanged only if it fails."""
@@ -193,8 +195,9 @@ class BatchPlan:
         self.watch.act_on_votes(self.ballot.votes)
 
     def _run(self, mine: BoundBatch, a: DistArray, b: DistArray, c: DistArray) -> None:
-        before, seen, begun = mine.traffic(), self.mesh.metrics.now(), clock()
-        CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
+        tally, before, begun = self.mesh.metrics.tally, mine.traffic(), clock()
+        multiplied, waited = tally.multiplying, tally.waiting
+        CELLS[PRODUCT] = tally.products + 1
         for x, matrix in (("A", a), ("B", b)):
             if x in self._moving:
                 self._moving[x].run(matrix.folded)
@@ -203,7 +206,8 @@ class BatchPlan:
         if "C" in self._moving:
             self._move_c(c)
         self.words = Counters(*map(sub, mine.traffic(), before))
-        self.watch.note(clock() - begun, seen, self.words)
+        took = clock() - begun, tally.multiplying - multiplied, tally.waiting - waited
+        self.watch.note(*took, self._work, self.words)
 
     def _multiply(self, product: Call) -> None:
         tally, begun = self.mesh.metrics.tally, clock()

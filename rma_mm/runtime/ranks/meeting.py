@@ -1,0 +1,113 @@
+"""Calls of the ranks of a node that are repeated: they meet in shared memory, and a compiled function does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rma_mm.kernels.product import Product
+from rma_mm.kernels.threads import cores
+from rma_mm.runtime.ranks.agreement import Ballot, abortable
+from rma_mm.windows.boxes.copying import CopyTransfer
+from rma_mm.windows.hosts.liveness import BEGIN, DOING, END, MULTIPLY, MeetingLine, cell_address
+from rma_mm.windows.waiting import poll, wait_until
+
+if TYPE_CHECKING:
+    from rma_mm.kernels.gemm.calls import CompiledCalls
+    from rma_mm.runtime.ranks.mesh import Mesh
+
+BUDGET = 1_000_000
+"""Nanoseconds of a wait in compiled code, which neither hears signals nor gives MPI progress."""
+
+
+def open_line(mesh: Mesh) -> MeetingLine | None:
+    """Return this rank's line of the mesh's group, which is made when first wanted; None if ranks cannot see them all.
+
+    Collective.
+    """
+    group = mesh.group
+    if group.line is not None:
+        return group.line
+    line, mates = None, mesh.mates
+    if len(mates) == mesh.size - 1:
+        try:
+            line = MeetingLine()
+        except IndexError:
+            line = None
+    offsets: list[int | None] = mesh.comm.allgather(None if line is None else line.offset)
+    if line is None or None in offsets:
+        if line is not None:
+            line.close()
+        return None
+    line.others = [mate.address + (offsets[rank] or 0) for rank, mate in mates.items()]
+    group.line = line
+    return line
+
+
+def node_call(mesh: Mesh, ballot: Ballot, digest: int, steps: Sequence[Product | CopyTransfer]) -> NodeCall | None:
+    """Return what `NodeCall` makes; None where it cannot be made. Collective."""
+    line = open_line(mesh)
+    try:
+        return None if line is None else NodeCall(mesh, line, ballot, digest, steps)
+    except TypeError:
+        return None
+
+
+class NodeCall:
+    """An execution on ranks of one node that have agreed on it before, as one compiled call. Collective to call."""
+
+    def __init__(
+        self, mesh: Mesh, line: MeetingLine, ballot: Ballot, digest: int, steps: Sequence[Product | CopyTransfer]
+    ) -> None:
+        """Compile, or load what was compiled. Raises TypeError if that is not known for such steps.
+
+        digest: of the arguments, as ranks would vote with `ballot`.
+        """
+        from rma_mm.kernels.gemm import calls
+
+        spins = calls.OWN_CORE if mesh.ranks_beside <= len(cores()) else calls.SHARED_CORE
+        activity = cell_address(DOING), BEGIN, MULTIPLY, END
+        each: list[Product | calls.Pair] = []
+        for step in steps:
+            each += [step] if isinstance(step, Product) else step.pairs or []
+        self._calls: CompiledCalls = calls.CompiledCalls(
+            each, mesh.threads, line.address, line.others, activity, spins, BUDGET
+        )
+        self._cells = self._calls.cells
+        self._cells[calls.VALUE] = digest ^ ballot.salt
+        self._call: Callable[[], None] = self._calls.call
+        self._ballot, self._group, self._where = ballot, mesh.group, calls
+        self._result, self._number, self._elapsed = calls.RESULT, calls.NUMBER, calls.ELAPSED
+
+    def __call__(self) -> bool:
+        """Make the call; False, with nothing done, if another rank is in another call, or does not call so."""
+        cells, group = self._cells, self._group
+        group.calls = cells[self._number] = group.calls + 1
+        self._call()
+        if cells[self._result]:
+            return self._finish()
+        return True
+
+    @property
+    def took(self) -> tuple[int, int, int, int]:
+        """Return nanoseconds of the last call: in total, in copies, in products, and in waiting for the end."""
+        total, copied, multiplied, waited = self._cells[self._elapsed : self._elapsed + 4].tolist()
+        return total, copied, multiplied, waited
+
+    def _finish(self) -> bool:
+        """Go on where ranks are late, or return False where one is in another call."""
+        where: Any = self._where
+        if self._cells[self._result] == where.WAITING and self._cells[where.STAGE] == 1:
+            self._ballot.wait(lambda: self._goes_on(1))
+        if self._cells[self._result] == where.WAITING:
+            with abortable(self._group, self):
+                wait_until(lambda: self._goes_on(2))
+        if self._cells[self._result] == where.DIFFERENT:
+            self._group.calls -= 1  # the caller enters it again
+            return False
+        return True
+
+    def _goes_on(self, stage: int) -> bool:
+        poll()
+        self._call()
+        return self._cells[self._where.STAGE] != stage
