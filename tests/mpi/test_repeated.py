@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -93,6 +94,17 @@ def test_what_is_added_and_where_it_goes(comm: MPI.Intracomm) -> None:
         assert sum(bound.call is not None for bound in plan._known.sets) == 3
         for out, values in zip(outs, expected, strict=True):
             assert np.array_equal(out.to_numpy(), values)
+
+
+@parallel(ranks=(2, 4), env=("node",))
+def test_another_matrix_that_is_added(comm: MPI.Intracomm) -> None:
+    with SOON, Mesh(None, comm) as mesh:
+        (A, a), (B, b) = matrix(mesh, (24, 16), "float64", 1), matrix(mesh, (16, 32), "float64", 2)
+        (X, x), out = matrix(mesh, (24, 32), "float64", 3), DistMatrix.empty((24, 32), mesh)
+        plan = rma_mm.plan(A, B, mesh, beta=2, layout=X.layout)
+        for _ in range(8):
+            assert np.array_equal(plan.execute(A, B, out, c=X).to_numpy(), a @ b + 2 * x)
+            assert np.array_equal(rma_mm.matmul(A, B, beta=-1, c=X).to_numpy(), a @ b - x)
 
 
 @parallel(ranks=(2, 3, 4), env=("node",))
@@ -264,6 +276,122 @@ def test_the_threads_of_blas_are_as_before(comm: MPI.Intracomm) -> None:
         for _ in range(8):
             plan.execute(A, B)
             assert get_threads() == 2
+
+
+def is_quick(mesh: Mesh, product: Callable[[], DistMatrix]) -> tuple[bool, DistMatrix]:
+    """Whether a product was a compiled call on all ranks, and its result."""
+    before = mesh.group.calls
+    C = product()
+    return all(mesh.comm.allgather(mesh.group.calls == before + 1)), C
+
+
+@parallel(ranks=(1, 2, 3, 4), env=("node",))
+def test_matmul_into_new_matrices(comm: MPI.Intracomm) -> None:
+    """Each result stays as long as a matrix or an array shows it; memory that none shows is used again."""
+    with SOON, Mesh(None, comm) as mesh:
+        (A, a), (B, b) = matrix(mesh, (24, 16), "float64", 1), matrix(mesh, (16, 32), "float64", 2)
+        quick, held, shown = 0, [], []
+        for n in range(60):
+            A.tile[...] += 1
+            a += 1
+            is_one, C = is_quick(mesh, lambda: A @ B)
+            quick += is_one
+            assert np.array_equal(C.to_numpy(), a @ b)
+            if n % 10 == 5:
+                held.append((C, a @ b))
+            elif n % 10 == 8:
+                shown.append((C.tile, (a @ b)[C.region.selector()].copy()))
+        assert quick > 20
+        assert all(np.array_equal(C.to_numpy(), expected) for C, expected in held)
+        assert all(np.array_equal(tile, expected) for tile, expected in shown)
+        assert len(mesh.arena.live) < 25
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_results_that_all_stay(comm: MPI.Intracomm) -> None:
+    """None is overwritten, and no call is compiled for each of them."""
+    with SOON, Mesh(None, comm) as mesh:
+        (A, a), (B, b) = matrix(mesh, (24, 16), "float64", 1), matrix(mesh, (16, 32), "float64", 2)
+        made = mock.Mock(wraps=calls.CompiledCalls)
+        with mock.patch.object(calls, "CompiledCalls", made), mock.patch.object(prepared, "REPEATED", 20):
+            results = [A @ B for _ in range(90)]
+        assert made.call_count < 40
+        assert all(np.array_equal(C.to_numpy(), a @ b) for C in results)
+
+
+@parallel(ranks=(2, 4), env=("node",))
+def test_products_of_products(comm: MPI.Intracomm) -> None:
+    """Operands that are themselves new each time, in memory that is used again."""
+    with SOON, Mesh(None, comm) as mesh:
+        (A, a), (B, b), (E, e) = (matrix(mesh, shape, "float32", n) for n, shape in enumerate([(16, 16)] * 3))
+        quick = 0
+        for _ in range(40):
+            A.tile[...] += 1
+            a += 1
+            before = mesh.group.calls
+            C = A @ B
+            D = rma_mm.matmul(C, E, alpha=2)
+            quick += mesh.group.calls == before + 2
+            assert np.array_equal(D.to_numpy(), 2 * (a @ b @ e))
+            assert np.array_equal(C.to_numpy(), a @ b)
+        assert quick > 20
+
+
+@parallel(ranks=(2, 3), env=("node",))
+def test_a_result_that_one_rank_keeps_for_longer(comm: MPI.Intracomm) -> None:
+    with SOON, Mesh(None, comm) as mesh:
+        (A, a), (B, b) = matrix(mesh, (24, 16), "float64", 1), matrix(mesh, (16, 32), "float64", 2)
+        kept: list[tuple[np.ndarray, np.ndarray]] = []
+        for n in range(60):
+            A.tile[...] += 1
+            a += 1
+            C = A @ B
+            if n % 4 == comm.rank:
+                kept.append((C.tile, C.tile.copy()))
+            kept = kept[-3:]
+            assert np.array_equal(C.to_numpy(), a @ b)
+            assert all(np.array_equal(tile, copy) for tile, copy in kept)
+
+
+@parallel(ranks=(2, 4), env=("node",))
+def test_matmul_tells_products_apart(comm: MPI.Intracomm) -> None:
+    with SOON, Mesh(None, comm) as mesh:
+        (A, a), (B, b) = matrix(mesh, (16, 16), "float64", 1), matrix(mesh, (16, 16), "float64", 2)
+        out = rma_mm.matmul(A, B, mesh)
+        for _ in range(12):
+            assert np.array_equal((A @ B).to_numpy(), a @ b)
+            assert np.array_equal((B @ A).to_numpy(), b @ a)
+            assert np.array_equal((A @ A.T).to_numpy(), a @ a.T)
+            assert np.array_equal((A @ A).to_numpy(), a @ a)
+            assert np.array_equal((A.T @ B).to_numpy(), a.T @ b)
+            assert np.array_equal(rma_mm.matmul(A, B, transpose_b=True).to_numpy(), a @ b.T)
+            assert np.array_equal(rma_mm.matmul(A, B, out=out, alpha=2).to_numpy(), 2 * a @ b)
+            assert np.array_equal(rma_mm.matmul(A, B, out=out, beta=1).to_numpy(), 3 * a @ b)
+            assert rma_mm.matmul(A, B, compute_dtype="complex128").dtype == np.complex128
+
+
+@parallel(ranks=(2, 3), env=("node",))
+def test_matmul_with_other_options_on_one_rank(comm: MPI.Intracomm) -> None:
+    with SOON, Mesh(None, comm) as mesh:
+        (A, a), (B, b) = matrix(mesh, (16, 16), "float64", 1), matrix(mesh, (16, 16), "float64", 2)
+        for _ in range(8):
+            rma_mm.matmul(A, B, alpha=1)
+            rma_mm.matmul(A, B, alpha=2)
+        with pytest.raises(DisagreementError, match="matmul: ranks passed different arguments: alpha"):
+            rma_mm.matmul(A, B, alpha=1 + (comm.rank == 1))
+        assert np.array_equal(rma_mm.matmul(A, B, alpha=2).to_numpy(), 2 * a @ b)
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_memory_for_results_is_given_back(comm: MPI.Intracomm) -> None:
+    """When its plan is dropped, as other products come."""
+    with SOON, Mesh(None, comm) as mesh:
+        for size in range(8, 44):
+            (A, _), (B, _) = matrix(mesh, (size, size), "float64", 1), matrix(mesh, (size, size), "float64", 2)
+            for _ in range(6):
+                A @ B
+        assert len(mesh.arena.live) < 4 * 16 + 10
+        assert len(mesh.arena.kept) <= 3 * 16
 
 
 def test_cells_fit_into_a_line() -> None:

@@ -65,15 +65,15 @@ def _store(context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), emit
 
 
-def _ask(context: Any, function: Any, first: Any, second: Any, third: Any) -> Any:
-    """Call a C function of up to three whole numbers, whose result is taken for an int."""
+def _ask(context: Any, function: Any, numbers: Any) -> Any:
+    """Call a C function of whole numbers, given as a tuple, whose result is taken for an int."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 3)
-        found = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-        return builder.sext(found, ir.IntType(64))
+        address, given = arguments[0], [builder.extract_value(arguments[1], n) for n in range(len(numbers))]
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * len(given))
+        return builder.sext(builder.call(builder.inttoptr(address, kind.as_pointer()), given), ir.IntType(64))
 
-    return types.int64(*(types.int64,) * 4), emit
+    return types.int64(types.int64, numbers), emit
 
 
 def _gemm(context: Any, function: Any, numbers: Any, first: Any, alpha: Any, beta: Any) -> Any:
@@ -100,7 +100,7 @@ gemm: Any = intrinsic(_gemm)
 
 @register_jitable
 def now(state: Any) -> int:
-    ask(state[CLOCK], MONOTONIC, state[SECONDS], 0)
+    ask(state[CLOCK], (MONOTONIC, state[SECONDS]))
     time: int = load(state[SECONDS]) * 1_000_000_000 + load(state[SECONDS] + 8)
     return time
 
@@ -113,7 +113,7 @@ def all_reached(state: Any, lines: Any, cell: int, wanted: int) -> bool:
         while load(lines[n] + 8 * cell) < wanted:
             looks += 1
             if looks > state[SPINS]:
-                ask(state[YIELD], 0, 0, 0)
+                ask(state[YIELD], ())
                 if looks & 15 == 0:
                     time = now(state)
                     if limit == 0:
@@ -131,15 +131,15 @@ def copy(memcpy: int, numbers: Any, at: int) -> None:
             to = target + i * numbers[at + 6] + j * numbers[at + 7]
             begin = source + i * numbers[at + 9] + j * numbers[at + 10]
             for n in range(numbers[at + 4]):
-                ask(memcpy, to + n * numbers[at + 8], begin + n * numbers[at + 11], run)
+                ask(memcpy, (to + n * numbers[at + 8], begin + n * numbers[at + 11], run))
 
 
 @register_jitable
 def take_steps(state: Any, numbers: Any, scalars: Any) -> None:
     """Copy and multiply, with the wanted number of threads."""
-    before = ask(state[GET_THREADS], 0, 0, 0)
+    before = ask(state[GET_THREADS], ())
     if before != state[THREADS]:
-        ask(state[SET_THREADS], state[THREADS], 0, 0)
+        ask(state[SET_THREADS], (state[THREADS],))
     state[COPIED], time = 0, state[BEGAN]
     for n in range(state[STEPS]):
         at = n * WIDTH
@@ -152,7 +152,7 @@ def take_steps(state: Any, numbers: Any, scalars: Any) -> None:
             end = now(state)
         time = end
     if before != state[THREADS]:
-        ask(state[SET_THREADS], before, 0, 0)
+        ask(state[SET_THREADS], (before,))
 
 
 def run(state: Any, lines: Any, numbers: Any, scalars: Any) -> None:

@@ -66,6 +66,7 @@ class Executable:
             self.program.opening = slice(0)
             self.program.head, self.program.tail = 0, len(self.program.actions)  # its barriers are kept
         self.worked = 0  # the first action of `work`
+        self.is_closed = False
         self.is_met = True
         """True if the schedule's barriers are kept, which it does not need where ranks move everything together."""
         leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm), END)
@@ -134,6 +135,7 @@ class Executable:
         return intra, inter, messages, messages_inter
 
     def close(self) -> None:
+        self.is_closed = True
         for transfer in self.setup.transfers:
             transfer.close()
         self.tasks.clear()

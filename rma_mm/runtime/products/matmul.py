@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -37,6 +38,29 @@ Steps = tuple[int, ...]
 PLANS = 16  # plans that `matmul` keeps for a mesh, with their scratch memory
 
 
+class Asked(NamedTuple):
+    """A product that `matmul` was asked for lately, of two matrices, and how it was done."""
+
+    options: tuple[object, ...]
+    operands: tuple[object, ...]
+    plan: Plan
+    steps: Steps | None
+    """The shares of slow ranks that the plan was made for; None where it does not depend on them."""
+
+    def is_for(self, options: tuple[object, ...], operands: tuple[object, ...]) -> bool:
+        """True if this is the same product of matrices of the same kind."""
+        steps = self.plan.mesh.metrics.relief.steps
+        is_same = self.operands == operands and all(map(is_, self.options, options))
+        return is_same and (self.steps is None or self.steps == steps)
+
+
+def kind_of_operands(A: object, B: object) -> tuple[object, ...]:
+    """Return what a plan depends on of two matrices that have nothing in common; nothing for others."""
+    if type(A) is not DistMatrix or type(B) is not DistMatrix or A.block_or_none is B.block_or_none:
+        return ()
+    return (A.mesh, A.shape, A.dtype, A.layout, B.mesh, B.shape, B.dtype, B.layout)
+
+
 class PlanCache:
     """The plans that a mesh keeps for `matmul`, by request. All ranks keep and forget alike."""
 
@@ -44,6 +68,8 @@ class PlanCache:
         self.plans: OrderedDict[tuple[object, Steps], AnyPlan] = OrderedDict()
         """Plans by request and shares of slow ranks, least recently used first."""
         self._steps: dict[object, Steps] = {}  # the shares by which each product was done last
+        self.recent: list[Asked] = []
+        """Products that were asked for lately, the last new one first."""
 
     @classmethod
     def of(cls, mesh: Mesh) -> PlanCache:
@@ -71,6 +97,23 @@ class PlanCache:
         self._steps[asked] = steps
         return self.plans[key], is_other
 
+    def repeated(self, A: Any, B: Any, out: Any, options: tuple[object, ...]) -> DistMatrix | None:
+        """Return a product that is done like one before, by a compiled call; None, if it cannot be. Collective."""
+        operands = kind_of_operands(A, B)
+        for asked in self.recent if operands else ():
+            if asked.is_for(options, operands):
+                if out is None:
+                    return asked.plan.repeat_anew(A, B)
+                return out if asked.plan.repeat(A, B, out) else None
+        return None
+
+    def remember(self, A: Any, B: Any, options: tuple[object, ...], plan: AnyPlan, steps: Steps | None) -> None:
+        """Remember how a product was done."""
+        operands = kind_of_operands(A, B)
+        if operands and isinstance(plan, Plan):
+            others = (each for each in self.recent if not each.is_for(options, operands))
+            self.recent = [Asked(options, operands, plan, steps), *others][:PLANS]
+
     def _forget(self) -> None:
         """Drop the plan that was used longest ago."""
         key, plan = self.plans.popitem(last=False)
@@ -81,6 +124,7 @@ class PlanCache:
     def close(self) -> None:
         self.plans.clear()
         self._steps.clear()
+        self.recent.clear()
 
 
 @serialized
@@ -186,6 +230,14 @@ def matmul(
     >>> C = rma_mm.matmul(A, B, mesh)                          # doctest: +SKIP
     >>> rma_mm.matmul(A, B, out=C, alpha=2, beta=1)            # doctest: +SKIP
     """
+    asked = (
+        mesh, layout, alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit,
+        compute_dtype, deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
+    )
+    if type(A) is DistMatrix and c is None and (cache := A.mesh.kept.get(PlanCache)) is not None:
+        assert isinstance(cache, PlanCache)
+        if (found := cache.repeated(A, B, out, asked)) is not None:
+            return found
     mesh = common_mesh(mesh, A, B)
     if 1 in (dims_of(A), dims_of(B)):
         return product_of_vectors(matmul, locals())
@@ -203,11 +255,13 @@ def matmul(
         if out is None and c is None and np.any(beta != 0):
             raise OptionError(f"beta: got {beta}; beta other than 0 adds to C, so pass out, or c")
         options = with_symmetry(options, *given)
-    plan = _cached(mesh, given, place, options)
+    plan = _cached(mesh, given, place, options, asked)
     left, right = (
         x if not isinstance(x, np.ndarray) else kind_of(x.shape).from_numpy(x, mesh, plan.layouts[name])
         for name, x in zip("AB", given, strict=True)
     )
+    if out is None and c is None and isinstance(plan, Plan):
+        return plan.execute_anew(cast(DistMatrix, left), cast(DistMatrix, right))
     if out is None:
         out = kind_of(plan.c_shape).allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
     return plan.execute(left, right, out, c=c)
@@ -229,7 +283,9 @@ def _place(
     return out.layout
 
 
-def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: ProductOptions) -> Any:
+def _cached(
+    mesh: Mesh, given: list[Any], layout: str | Layout | None, options: ProductOptions, asked: tuple[object, ...]
+) -> Any:
     """Return a plan for these operands: kept from an earlier call, or new.
 
     All ranks keep and forget alike. Collective.
@@ -245,4 +301,6 @@ def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: 
     plan, is_other = cache.plan(key, steps, lambda before: planned(a, b, mesh, layout, options, before))
     if is_other:
         mesh.metrics.changed_plan()
+    if options.symmetric is None and options.epilogue is None:
+        cache.remember(given[0], given[1], asked, plan, steps if is_open else None)
     return plan

@@ -25,7 +25,7 @@ from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands, read_again
 from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.choosing import choose_plan
 from rma_mm.runtime.products.plan_choice import PlanChoice
-from rma_mm.runtime.products.prepared import OWN, BoundOperands, KnownOperands, Prepared
+from rma_mm.runtime.products.prepared import OWN, KnownOperands, Prepared
 from rma_mm.runtime.products.symmetry import check_own
 from rma_mm.runtime.products.workspace import check_apart
 from rma_mm.runtime.ranks.agreement import AgreedVotes, Ballot, digest, disagree, in_words
@@ -302,32 +302,63 @@ class Plan:
         WindowError
             If a transfer fails for good, on all ranks; no further call is possible then.
         """
-        known, is_usual = self._known, progress is None and opened is None
-        bound = known.find(A, B, out, c) if known.repeats and is_usual else None
-        if bound is not None and known.repeated(bound, self.watch):
-            self.claims, self.words = [], bound.words
+        if progress is None and opened is None and self.repeat(A, B, out, c):
             return out if out is not None else self._c()
         return self._execute(A, B, out, progress, c, opened)
 
+    def repeat(self, A: object, B: object, out: object, c: object = None) -> bool:
+        """Execute by a compiled call; False, and nothing is done, where that cannot be. Collective."""
+        bound = self._known.find(A, B, out, c) if self._known.repeats else None
+        if bound is None or not self._known.repeated(bound, self.watch):
+            return False
+        self.claims, self.words = [], bound.words
+        return True
+
+    def repeat_anew(self, A: DistMatrix, B: DistMatrix) -> DistMatrix | None:
+        """Execute by a compiled call into a new matrix; None, and nothing is done, where that cannot be. Collective.
+
+        Each rank takes memory that it finds unused. Which it takes is part of what ranks compare in the call.
+        """
+        known, place = self._known, self.layouts["C"]
+        block = known.unused_result() if known.repeats else None
+        if block is None:
+            return None
+        out = DistMatrix(self.mesh, self.c_shape, self.c_dtype, place, block)
+        if known.find(A, B, out, None) is None:
+            try:
+                facts = self._facts_of(A, B, out, None)
+            except RmaError:  # which all ranks hear of where they vote
+                return None
+            executable = self.prepared.executable(A, B, out, self.trace)
+            known.compile(known.add((A, B, out, None), executable, facts, digest(facts)))
+        if not self.repeat(A, B, out):
+            return None
+        known.in_vain = 0
+        return DistMatrix(self.mesh, self.c_shape, self.c_dtype, place, self.mesh.arena.revived(block))
+
+    def execute_anew(self, A: DistMatrix, B: DistMatrix) -> DistMatrix:
+        """Execute into a new matrix, whose memory later results may use when it is dropped. Collective."""
+        return self._execute(A, B, self._allocated("C"), is_new=True)
+
     @serialized
     def _execute(
-        self, A: Given, B: Given, out: DistMatrix | None, progress: Progress | None, c: DistMatrix | None,
-        opened: AgreedVotes,
+        self, A: Given, B: Given, out: DistMatrix | None, progress: Progress | None = None, c: DistMatrix | None = None,
+        opened: AgreedVotes = None, is_new: bool = False,
     ) -> DistMatrix:
         if self._may_adapt:
             self.follow()
         A, B = as_operands(A, B, self.mesh)
-        bound = self._known.find(A, B, out, c)
+        known, bound = self._known, self._known.find(A, B, out, c)
+        can_repeat = (bound is not None or is_new) and c is None and not self.options.check
+        repeats = can_repeat and known.wants_calls(self.watch.last_seconds)
+        known.executions += 1
         if bound is None:
-            A, B, made = self._agreed(A, B, out, c, opened)
+            A, B, made = self._agreed(A, B, out, c, opened, repeats)
             executable = self.prepared.executable(A, B, made, self.trace)
-            bound = BoundOperands((A, B, out, c), executable, *self.agreed)
-            self._known.add(bound, self.prepared)
+            bound = known.add((A, B, out, c), executable, *self.agreed)
         else:  # checked and bound already: only the other ranks remain to be asked
             assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix)
             bound.executable.sync()
-            bound.uses += 1
-            repeats = not self.options.check and self._known.wants_call(bound, self.watch.last_seconds)
             self._vote(bound.facts, bound.digest, None, opened, repeats)
             made = out if out is not None else self._c()
         listener = None if progress is None else Listener(progress)
@@ -335,7 +366,9 @@ class Plan:
         with using_threads(self.mesh.threads), self.checked(A, B, made, added):
             self._run(bound.executable, listener, made, added)
         if self._will_repeat:
-            self._known.repeat_from_now(bound, self.watch.last_seconds)
+            known.begin_repeats(self.watch.last_seconds)
+            if not is_new or known.keep_result(made.block):
+                known.compile(bound)
         if listener is not None and listener.error is not None:
             raise listener.error
         return made
@@ -392,36 +425,43 @@ class Plan:
         self.prepared.refresh_bias()
 
     def _agreed(
-        self, A: Given, B: Given, out: DistMatrix | None, c: DistMatrix | None = None, opened: AgreedVotes = None
+        self, A: Given, B: Given, out: DistMatrix | None, c: DistMatrix | None = None, opened: AgreedVotes = None,
+        repeats: bool = False,
     ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
         """Return the operands as matrices of this plan, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
         error: Exception | None = None
         facts: tuple[object, ...] = ()
         try:
-            if self._is_closed:
-                raise ClosedError("plan: it is closed; make a new one")
-            if out is None and c is None and self.options.beta != 0:
-                raise OptionError(f"beta: got {self.options.beta}; beta other than 0 adds to C, so pass out, or c")
             A, B = self._staged_input("A", A), self._staged_input("B", B)
-            for name, matrix, said in (("A", A, "A"), ("B", B, "B"), ("C", out, "C"), ("C", c, "c")):
-                if matrix is not None:
-                    self._check(name, matrix, said)
-            check_own(self.options, A, B)
-            check_memory(A, B, out, c, self._own_c)
-            check_apart(self.workspace, A=A, B=B, out=out, c=c)
-            added = None if c is None else c.facts
-            facts = (self.serial, self._adapt, A.facts, B.facts, added, out.facts if out is not None else OWN)
+            facts = self._facts_of(A, B, out, c)
             for window in {matrix.block.window for matrix in (A, B, out) if matrix is not None}:
                 window.sync()  # what this rank stored, before the others may read it
         except Exception as caught:  # noqa: BLE001 - agreed on below, in one allreduce
             error = caught
         if facts != self.agreed[0]:
             self.agreed = (facts, digest(facts))
-        self._vote(*self.agreed, error, opened)
+        self._vote(*self.agreed, error, opened, repeats)
         self._may_adapt = self._adapt
         assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix)
         return A, B, out if out is not None else self._c()
+
+    def _facts_of(
+        self, A: DistMatrix, B: DistMatrix, out: DistMatrix | None, c: DistMatrix | None
+    ) -> tuple[object, ...]:
+        """Return the facts that ranks compare of an execution on these operands. Local; raises for those unfit."""
+        if self._is_closed:
+            raise ClosedError("plan: it is closed; make a new one")
+        if out is None and c is None and self.options.beta != 0:
+            raise OptionError(f"beta: got {self.options.beta}; beta other than 0 adds to C, so pass out, or c")
+        for name, matrix, said in (("A", A, "A"), ("B", B, "B"), ("C", out, "C"), ("C", c, "c")):
+            if matrix is not None:
+                self._check(name, matrix, said)
+        check_own(self.options, A, B)
+        check_memory(A, B, out, c, self._own_c)
+        check_apart(self.workspace, A=A, B=B, out=out, c=c)
+        results = None if c is None else c.facts, OWN if out is None else out.facts
+        return (self.serial, self._adapt, A.facts, B.facts, *results)
 
     def _vote(
         self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: AgreedVotes,
@@ -507,7 +547,7 @@ class Plan:
         Local; may be repeated.
         """
         self._is_closed = True
-        self._known.clear()
+        self._known.close()
         self.prepared.close()
         for matrix in self._arrays.values():
             matrix.close()

@@ -25,7 +25,7 @@ from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.products.workspace import check_room, frames, nbytes, split_frames
 from rma_mm.runtime.ranks.agreement import Ballot, agreed
 from rma_mm.runtime.ranks.arena import Block
-from rma_mm.runtime.ranks.meeting import NodeCall, node_call
+from rma_mm.runtime.ranks.meeting import NodeCall, open_line
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import ALONE, abandon
@@ -34,8 +34,10 @@ from rma_mm.schedule.schedule import STAGE
 from rma_mm.windows import Counters, Window
 from rma_mm.windows.hosts.liveness import CELLS, PRODUCT, call_name, enter_call, leave_call
 
-BOUND = 8  # sets of operands that a product is kept bound to
-REPEATED = 60  # executions on the same operands after which the next are compiled: loading Numba takes 0.3 s
+BOUND = 12  # sets of operands that a product is kept bound to
+RESULTS, SMALL = 3, 2**22  # results whose memory a plan keeps for later ones, and bytes of a rank's part at most
+VAIN = 8  # results that are kept at most while none of them is dropped
+REPEATED = 60  # executions of a plan after which the next are compiled: loading Numba takes 0.3 s
 LONGEST = 5e-3  # seconds of executions that are compiled at most: of longer ones, a call is not 2 %
 TOLD_EVERY, MOST_REPEATS = 10e-3, 31
 """Seconds after which ranks tell each other again how long products took, and compiled calls before that at most."""
@@ -164,7 +166,6 @@ class BoundOperands(Generic[E]):
         """Remember an execution. operands: A, B, the result and the matrix added to it, None for each not given."""
         self.executable, self.facts, self.digest = executable, facts, digest
         self.identities = tuple(map(identity_of, operands))
-        self.uses = 0  # executions on these operands after the first
         self.call: NodeCall | None = None
         """An execution as one compiled call; None as long as there is none."""
         self.words, self.copies = Counters(), 0
@@ -178,6 +179,10 @@ class KnownOperands:
         self.mesh, self.ballot = mesh, ballot
         self.sets: list[BoundOperands[Executable]] = []
         """Sets of operands, the latest new ones first."""
+        self.results: list[Block] = []
+        """Memory of results of `matmul`, used again once no matrix on it is left."""
+        self.executions = 0  # that were not compiled calls
+        self.in_vain = 0  # results that were kept since the last whose memory was used again
         self.repeats = 0
         """Compiled calls that may be made before ranks tell each other of them."""
 
@@ -189,34 +194,79 @@ class KnownOperands:
                 return each
         return None
 
-    def add(self, made: BoundOperands[Executable], prepared: Prepared) -> None:
+    def add(
+        self, operands: tuple[object, ...], executable: Executable, facts: tuple[object, ...], digest: int
+    ) -> BoundOperands[Executable]:
         """Add a set, and forget those whose operations were dropped meanwhile."""
-        alive = prepared.bound.values()
-        self.sets = [made, *(each for each in self.sets if each.executable in alive)][:BOUND]
+        made = BoundOperands(operands, executable, facts, digest)
+        self.sets = [made, *(each for each in self.sets if not each.executable.is_closed)][:BOUND]
+        return made
 
     def clear(self) -> None:
         self.sets, self.repeats = [], 0
 
-    def wants_call(self, found: BoundOperands[Executable], seconds: float) -> bool:
-        """True if the next executions are to be a compiled call, as far as this rank knows.
+    def unused_result(self) -> Block | None:
+        """Return memory of a result that this rank uses no more; None if there is none."""
+        is_unused = self.mesh.arena.is_unused
+        return next((block for block in self.results if is_unused(block)), None)
+
+    def keep_result(self, block: Block) -> bool:
+        """Keep the memory of a small result, instead of the oldest that was kept; True if it is.
+
+        If results are not dropped, so that none is used again, that is given up for a while.
+        """
+        self.in_vain += 1
+        if self.in_vain > VAIN:
+            self.executions = self.in_vain = 0
+        if not self.executions or not 0 < block.most <= SMALL:
+            return False
+        self._let_go(self.results[RESULTS - 1 :])
+        self.results = [block.unheld(), *self.results[: RESULTS - 1]]
+        self.mesh.arena.kept.add(block.serial)
+        return True
+
+    def _let_go(self, results: list[Block]) -> None:
+        """Give memory of results back, which is free once all ranks have and no matrix is on it."""
+        self.mesh.arena.kept.difference_update(block.serial for block in results)
+
+    def close(self) -> None:
+        """Give the memory of all results back. Local; may be repeated."""
+        self.clear()
+        if self.results:
+            self._let_go(self.results)
+        self.results = []
+
+    def wants_calls(self, seconds: float) -> bool:
+        """True if the next executions are to be compiled calls, as far as this rank knows.
 
         It then copies and multiplies within its node, and no more. seconds: what the last but one took.
         """
-        mesh, executable = self.mesh, found.executable
-        if found.uses < REPEATED or seconds > LONGEST or not executable.is_plain or executable.setup.trace is not None:
+        mesh = self.mesh
+        if self.executions < REPEATED or seconds > LONGEST or not self.sets:
+            return False
+        executable = self.sets[0].executable
+        if not executable.is_plain or executable.setup.trace is not None:
             return False
         flavours = [FLAVOURS[window.flavour] for window in executable.windows]
         are_near = mesh.num_nodes == 1 and all(each.loads_on_node and not each.needs_progress for each in flavours)
         return are_near and mesh.checks is None and not rank_state().is_pretended
 
-    def repeat_from_now(self, found: BoundOperands[Executable], seconds: float) -> None:
-        """Make the next executions by compiled calls. Collective, among ranks that all want to."""
-        self.repeats = min(MOST_REPEATS, int(TOLD_EVERY / (seconds or TOLD_EVERY)))
-        if found.call is None:
-            executable = found.executable
-            found.call = node_call(self.mesh, self.ballot, found.digest, executable.program.steps)
-            found.uses = 0 if found.call is None else found.uses
+    def begin_repeats(self, seconds: float) -> None:
+        """Let the next executions be compiled calls. Collective, among ranks that all want to."""
+        if open_line(self.mesh) is not None:
+            self.repeats = min(MOST_REPEATS, int(TOLD_EVERY / (seconds or TOLD_EVERY)))
+        else:
+            self.executions = 0
+
+    def compile(self, found: BoundOperands[Executable]) -> None:
+        """Compile the call for these operands, unless that was done before. Local."""
+        line, executable = self.mesh.group.line, found.executable
+        if found.call is None and line is not None:
             found.words, found.copies = executable.words, len(executable.copies)
+            try:
+                found.call = NodeCall(self.mesh, line, self.ballot, found.digest, executable.program.steps)
+            except TypeError:  # of no kind that is compiled
+                self.executions = 0
 
     def repeated(self, found: BoundOperands[Executable], watch: ProductWatch) -> bool:
         """Execute by a compiled call; False, and nothing is done, if not all ranks do. Collective."""
@@ -236,7 +286,7 @@ class KnownOperands:
             finally:
                 leave_call()
             if not is_done:
-                self.repeats, found.call, found.uses = 0, None, 0
+                self.repeats = self.executions = 0
                 return False
             self.repeats -= 1
             took, copied, multiplied, waited = call.took

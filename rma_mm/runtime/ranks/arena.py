@@ -138,6 +138,7 @@ class Block:
     """This rank's array; it and every view of it keep the block alive. Empty once the mesh is closed."""
     rank: int
     serial: int
+    most: int = 0  # bytes of the largest rank's array, if the arena allocated it
 
     @property
     def key(self) -> tuple[Window, int]:
@@ -165,6 +166,8 @@ class Arena:
         self.live: dict[int, tuple[Slab | Window, int, int]] = {}
         """serial → (slab, offset, bytes), or (a window of its own, 0, 0); the same on every rank."""
         self.dropped: set[int] = set()
+        self.kept: set[int] = set()
+        """Blocks that this rank keeps for results to come, although no array shows them."""
         self.blocks: weakref.WeakSet[Block] = weakref.WeakSet()  # what is named on this rank
 
     def allocate(self, shapes: list[tuple[int, int]], dtype: np.dtype[Any]) -> Block:
@@ -185,7 +188,7 @@ class Arena:
         shape = shapes[self.mesh.rank]
         raw = window.view(self.mesh.rank, offset, shape, strides[self.mesh.rank], dtype)
         assert raw is not None
-        return self._block(window, offset, strides, raw, serial)
+        return self._block(window, offset, strides, raw, serial, max(sizes))
 
     def adopt(self, array: NDArray[Any], flavour: Flavour) -> Block:
         """Return a block on the caller's own array, exposed where it is, without a copy. Collective."""
@@ -197,6 +200,15 @@ class Arena:
         strides = tuple(self.mesh.comm.allgather((own[0], own[1])))
         return self._block(window, 0, strides, array, serial)
 
+    def is_unused(self, block: Block) -> bool:
+        """True if the memory is still there, and no array on this rank shows it."""
+        return block.serial in self.dropped and block.serial in self.live
+
+    def revived(self, block: Block) -> Block:
+        """Return a block that is unused on all ranks, for a new matrix. Local; to be done on all ranks."""
+        self.dropped.discard(block.serial)
+        return self._block(block.window, block.offset, block.strides, block.local, block.serial, block.most)
+
     def reshaped(self, block: Block, shapes: list[tuple[int, int]]) -> Block:
         """Return the same memory as a block of other row-major arrays of as many elements; `shapes` by rank. Local."""
         strides = tuple((max(1, cols), 1) for _, cols in shapes)
@@ -205,12 +217,13 @@ class Arena:
         return made
 
     def _block(
-        self, window: Window, offset: int, strides: tuple[tuple[int, int], ...], raw: NDArray[Any], serial: int
+        self, window: Window, offset: int, strides: tuple[tuple[int, int], ...], raw: NDArray[Any], serial: int,
+        most: int = 0,
     ) -> Block:
         """Return a block on `raw`, through a handle that marks it as dropped when the last array on it is gone."""
         handle = Handle(raw, self.dropped, serial)
         local = np.asarray(handle).view(raw.dtype)  # the interface has no name for bfloat16
-        block = Block(window, offset, raw.dtype, strides, local, self.mesh.rank, serial)
+        block = Block(window, offset, raw.dtype, strides, local, self.mesh.rank, serial, most)
         self.blocks.add(block)
         return block
 
@@ -314,7 +327,7 @@ class Arena:
         serials = list(self.live)
         if not serials:
             return
-        votes = np.array([serial in self.dropped for serial in serials], np.uint8)
+        votes = np.array([serial in self.dropped and serial not in self.kept for serial in serials], np.uint8)
         reduced(self.comm, votes, "MIN")
         for serial, is_agreed in zip(serials, votes, strict=True):
             if is_agreed:

@@ -44,15 +44,6 @@ def open_line(mesh: Mesh) -> MeetingLine | None:
     return line
 
 
-def node_call(mesh: Mesh, ballot: Ballot, digest: int, steps: Sequence[Product | CopyTransfer]) -> NodeCall | None:
-    """Return what `NodeCall` makes; None where it cannot be made. Collective."""
-    line = open_line(mesh)
-    try:
-        return None if line is None else NodeCall(mesh, line, ballot, digest, steps)
-    except TypeError:
-        return None
-
-
 class NodeCall:
     """An execution on ranks of one node that have agreed on it before, as one compiled call. Collective to call."""
 
