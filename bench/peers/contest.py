@@ -91,8 +91,10 @@ class Contest:
         """Prepare, check, warm up, measure, check again."""
         for peer in peers:
             self.prepare(peer)
-        fastest = [took for name in list(self.jobs) if (took := self.sample(name, 1)) is not None]
-        products = min(MOST_PRODUCTS, max(1, ceil(LEAST_SAMPLE / min(fastest, default=1))))
+        products = 1
+        for _ in range(2):  # one product alone takes longer than each of several
+            fastest = [took for name in list(self.jobs) if (took := self.sample(name, products)) is not None]
+            products = min(MOST_PRODUCTS, max(1, ceil(products * LEAST_SAMPLE / min(fastest, default=1))))
         for turn in range(-1, rounds):
             names = list(self.jobs)
             for at in range(len(names)):

@@ -106,11 +106,16 @@ def now(state: Any) -> int:
 
 
 @register_jitable
-def all_reached(state: Any, lines: Any, cell: int, wanted: int) -> bool:
-    """Wait until a cell of every other rank's line has reached a number; False if the budget is used up before."""
+def all_reached(state: Any, lines: Any, cell: int, wanted: int, waits: bool) -> bool:
+    """True once a cell of every other rank's line has reached a number; False if the budget is used up before.
+
+    waits: False to look once.
+    """
     looks, limit = 0, 0
     for n in range(state[RANKS]):
         while load(lines[n] + 8 * cell) < wanted:
+            if not waits:
+                return False
             looks += 1
             if looks > state[SPINS]:
                 ask(state[YIELD], ())
@@ -156,8 +161,11 @@ def take_steps(state: Any, numbers: Any, scalars: Any) -> None:
 
 
 def run(state: Any, lines: Any, numbers: Any, scalars: Any) -> None:
-    """Meet, multiply and meet again, as far as that goes without waiting for long."""
-    number, line = state[NUMBER], state[LINE]
+    """Meet, multiply and meet again, as far as that goes without waiting for long.
+
+    Called again after WAITING it does not wait, for its caller does.
+    """
+    number, line, waits = state[NUMBER], state[LINE], state[STAGE] == 0
     state[RESULT] = WAITING
     if state[STAGE] == 0:
         store(state[ACTIVITY], state[BEGINNING])
@@ -165,7 +173,7 @@ def run(state: Any, lines: Any, numbers: Any, scalars: Any) -> None:
         store(line + 8 * ENTERED, 2 * number + 1)
         state[STAGE] = 1
     if state[STAGE] == 1:
-        if not all_reached(state, lines, ENTERED, 2 * number):
+        if not all_reached(state, lines, ENTERED, 2 * number, waits):
             return
         for n in range(state[RANKS]):
             if load(lines[n] + 8 * ENTERED) == 2 * number or load(lines[n] + 8 * DIGEST) != state[VALUE]:
@@ -177,8 +185,8 @@ def run(state: Any, lines: Any, numbers: Any, scalars: Any) -> None:
         state[ARRIVED] = now(state)
         store(state[ACTIVITY], state[ENDING])
         store(line + 8 * COMPLETED, number)
-        state[STAGE] = 2
-    if not all_reached(state, lines, COMPLETED, number):
+        state[STAGE], waits = 2, True
+    if not all_reached(state, lines, COMPLETED, number, waits):
         return
     time = now(state)
     state[ELAPSED], state[WAITED] = time - state[BEGAN], time - state[ARRIVED]
