@@ -230,6 +230,9 @@ def matmul(
     >>> C = rma_mm.matmul(A, B, mesh)                          # doctest: +SKIP
     >>> rma_mm.matmul(A, B, out=C, alpha=2, beta=1)            # doctest: +SKIP
     """
+    mesh = common_mesh(mesh, A, B)
+    if 1 in (dims_of(A), dims_of(B)):
+        return product_of_vectors(matmul, locals())
     asked = (
         mesh, layout, alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit,
         compute_dtype, deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
@@ -238,9 +241,6 @@ def matmul(
         assert isinstance(cache, PlanCache)
         if (found := cache.repeated(A, B, out, asked)) is not None:
             return found
-    mesh = common_mesh(mesh, A, B)
-    if 1 in (dims_of(A), dims_of(B)):
-        return product_of_vectors(matmul, locals())
     A, B = as_operands(A, B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
