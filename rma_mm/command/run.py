@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rma_mm.command.frame import Frame
 from rma_mm.command.jobs.batch_job import BatchJob, is_batch
-from rma_mm.command.jobs.in_blocks import InBlocks
 from rma_mm.command.jobs.job import Job
 from rma_mm.command.options.run import RunOptions, load_algorithms
 from rma_mm.runtime.files.external import allowing
@@ -19,4 +20,11 @@ def run(options: RunOptions, frame: Frame) -> int:
     with allowing(options.allow_external):
         if is_batch(options, frame.comm):
             return BatchJob(options, frame).run()
-        return Job(options, frame, lambda *job: InBlocks(*job).run()).run()
+        return Job(options, frame, multiply_in_blocks).run()
+
+
+def multiply_in_blocks(*job: Any) -> int:
+    """Multiply where C does not fit in memory, as `Job.larger` says."""
+    from rma_mm.command.jobs.in_blocks import InBlocks  # seldom needed
+
+    return InBlocks(*job).run()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
+from mpi4py import MPI
+
 import rma_mm
 from rma_mm import DistMatrix, Mesh
+from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import AlgorithmError, DisagreementError, OptionError
+from rma_mm.policy.planner import candidates
 from rma_mm.runtime.execution.footprint import all_ops
 from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.prices import best_grid
 from rma_mm.schedule.ops import Accumulate, Claim, Copy
 from tests.launch import parallel
 from tests.processes import mpirun
@@ -140,3 +146,15 @@ def test_the_command(tmp_path: Path) -> None:
     refused = mpirun(2, [*line, "--prefer", "two-sided", "--algorithm", "queue"], cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "queue: gets or accumulates here" in refused.stderr
+
+
+@parallel(ranks=(2, 3, 4), env=("node", "cliques", "created"))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_plan_on_the_best_grid_prices_nothing_again(comm: MPI.Intracomm, dtype: str) -> None:
+    """Ranks share the pricing for all grids, agree on one, and remember what they found."""
+    grid = best_grid(comm, (96, 80, 64), parse_dtype(dtype))
+    assert len(set(comm.allgather(grid))) == 1
+    with Mesh(grid, comm) as mesh, mock.patch.object(candidates, "_best", side_effect=AssertionError("priced again")):
+        a, b = ((96, 64), parse_dtype(dtype)), ((64, 80), parse_dtype(dtype))
+        plan = rma_mm.plan(a, b, mesh)
+    assert plan.choice.request.mesh.dims == grid

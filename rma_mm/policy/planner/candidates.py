@@ -49,6 +49,7 @@ Dicts can be sent to other processes, algorithms cannot.
 """
 Each = Callable[[Callable[[int], PricedAlgorithm], int], list[PricedAlgorithm]]
 """(what to do, count) → what becomes of 0…count − 1, whoever does it."""
+PriceBy = Callable[["Request"], Each | None]
 
 
 @dataclass(frozen=True)
@@ -410,18 +411,20 @@ def single_layouts(mesh: MeshShape) -> Iterator[Layout]:
 
 
 def default_mesh(
-    size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = (), algorithm: str = "auto",
-    cost_model: CostModel = TYPICALLY, prefer: str = AUTO,
+    size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = (), price_by: PriceBy | None = None,
+    **options: Any,
 ) -> tuple[int, ...]:
     """Return the grid of `size` ranks on which a product of `shape` = (m, n, k) is fastest, of two axes if possible.
 
-    Raises AlgorithmError for an algorithm that is not there.
+    price_by: returns who prices the candidates of a request, see `candidates`. options: of `Request`. Raises
+    AlgorithmError for an algorithm that is not there.
     """
     for axes in (2, 3, 1):
         priced = []
         for grid in sorted(grids(size, axes), key=lambda grid: (max(grid) - min(grid), [-n for n in grid])):
             mesh = MeshShape(grid, node_of_rank=nodes)
-            best = candidates(Request(shape, mesh, algorithm=algorithm, cost_model=cost_model, prefer=prefer))[0]
+            request = Request(shape, mesh, **options)
+            best = candidates(request, price_by and price_by(request))[0]
             if not best.rejected:
                 priced.append((best.seconds, grid))
         if priced:

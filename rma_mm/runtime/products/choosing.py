@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.cost_model import CostModel
-from rma_mm.policy.planner.candidates import Each, Request, choose, needs_pricing
+from rma_mm.policy.planner.candidates import Request, choose
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.products.memory import MemoryTrial, fit_memory, memory_trials
 from rma_mm.runtime.products.plan_choice import PlanChoice
-from rma_mm.runtime.products.prices import cost_model_of
-from rma_mm.runtime.ranks.agreement import distribute_tasks
+from rma_mm.runtime.products.prices import cost_model_of, priced_by
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.windows.waiting import largest
 
 
 def choose_plan(mesh: Mesh, operands: Operands, kind: str = "") -> PlanChoice:
@@ -31,22 +27,12 @@ def choose_plan(mesh: Mesh, operands: Operands, kind: str = "") -> PlanChoice:
 def memory_trials_of(mesh: Mesh, operands: Operands, kind: str = "") -> list[MemoryTrial]:
     """Return the candidates of a product as memory trials. As `settle`."""
     request = request_of(mesh, operands, cost_model_of(mesh, operands))
-    found = choose(request, _priced_by(mesh, request))
+    found = choose(request, priced_by(mesh.comm, request))
     able = [each for each in found if kind in ("", each.kind)]
     if not able:
         raise AlgorithmError(f"no {kind} plan is possible")
     with using_threads(mesh.threads):
         return memory_trials(mesh, operands, request, found, able)
-
-
-def _priced_by(mesh: Mesh, request: Request) -> Each | None:
-    """Return how candidates are priced: distributed over the ranks, or None if all ranks remember the result.
-
-    Collective. So all ranks choose by the same figures, also where their processors round differently.
-    """
-    if mesh.size == 1 or not any(largest(mesh.comm, [needs_pricing(request)])):
-        return None
-    return partial(distribute_tasks, mesh.comm, "plan")
 
 
 def request_of(mesh: Mesh, operands: Operands, cost_model: CostModel) -> Request:

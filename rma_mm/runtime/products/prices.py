@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import DTypeLike
 
-from rma_mm.algorithms import REGISTERED
+from rma_mm.algorithms import REGISTERED, find_algorithm
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.errors import OptionError, quoted
 from rma_mm.geometry.shares import relative, speeds_problem
@@ -20,13 +21,14 @@ from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.threads import threads_per_rank
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL, Machine
-from rma_mm.policy.planner.candidates import default_mesh
+from rma_mm.policy.planner.candidates import Each, Request, default_mesh, needs_pricing
 from rma_mm.policy.planner.preference import preferred
 from rma_mm.runtime.calibration import machine_of
 from rma_mm.runtime.execution.operands import Operand, Operands
-from rma_mm.runtime.ranks.agreement import agree, agreed
-from rma_mm.runtime.ranks.mesh import Mesh, environment, ranks_beside
+from rma_mm.runtime.ranks.agreement import agree, agreed, distribute_tasks
+from rma_mm.runtime.ranks.mesh import Mesh, environment, flavour_named, ranks_beside
 from rma_mm.windows.ranks import node_map
+from rma_mm.windows.waiting import largest
 
 
 def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
@@ -67,29 +69,48 @@ def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tu
 def best_grid(
     comm: MPI.Intracomm, shape: tuple[int, int, int], dtype: DTypeLike, algorithm: str = "auto",
     threads: int | None = None, prefer: str | None = None, speeds: tuple[float, ...] | None = None,
+    window: str | None = None,
 ) -> tuple[int, ...]:
     """Return the grid of all ranks on which a product of two matrices of this type is fastest. Collective.
 
-    speeds: of all ranks, where they are not those of the machine. Measures the machine where that is still to be done,
-    and no algorithm is named. Rank 0 decides. Raises AlgorithmError, MachineError, OptionError.
+    speeds: of all ranks, where they are not those of the machine. window: as of `Mesh`. Measures the machine where that
+    is still to be done, and no algorithm is named. Ranks share the pricing of candidates, and remember it for a plan
+    on that grid. Raises AlgorithmError, MachineError, OptionError, WindowError.
     """
     agree(comm, "mesh", environment() | {"registered": REGISTERED})
     node_of = node_map(comm)
     threads = threads_per_rank(ranks_beside(comm, node_of), threads)
     summed = accumulator(np.dtype(dtype))
     kernel = comm.bcast(choose_kernel("auto", summed, *shape))
-    machine = machine_of(
-        comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
-        may_measure=algorithm == "auto" and comm.size > 1,
-    )
-    with agreed(comm, "mesh", shape=shape, algorithm=algorithm, speeds=speeds):
+    with agreed(comm, "mesh", shape=shape, algorithm=algorithm, speeds=speeds, window=window):
         if speeds is not None and (wrong := speeds_problem(speeds, comm.size)):
             raise OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
-        itemsize = np.dtype(dtype).itemsize
-        cost_model = CostModel(_with(machine, speeds), summed.name, kernel, itemsize, summed.itemsize)
+        flavour = flavour_named(window)
         prefer = prefer or preferred(os.environ)
-        found = default_mesh(comm.size, shape, node_of, algorithm, cost_model, prefer) if comm.rank == 0 else ()
-    return tuple(comm.bcast(found))
+        if algorithm != "auto":
+            find_algorithm(algorithm)
+    machine = machine_of(
+        comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
+        may_measure=algorithm == "auto" and comm.size > 1, flavours=(flavour.name,),
+    )
+    itemsize = np.dtype(dtype).itemsize
+    flavours = tuple((x, flavour.name) for x in "ABC")
+    cost_model = CostModel(_with(machine, speeds), summed.name, kernel, itemsize, summed.itemsize, flavours)
+    ours = flavour.loads_on_node
+    return default_mesh(
+        comm.size, shape, node_of, partial(priced_by, comm), algorithm=algorithm, cost_model=cost_model, prefer=prefer,
+        in_place="AB" * ours, fetches_together=ours and len(set(node_of)) > 1,
+    )
+
+
+def priced_by(comm: MPI.Intracomm, request: Request) -> Each | None:
+    """Return how candidates are priced: distributed over the ranks, or None if all ranks remember the result.
+
+    Collective. So all ranks choose by the same figures, also where their processors round differently.
+    """
+    if comm.size == 1 or not any(largest(comm, [needs_pricing(request)])):
+        return None
+    return partial(distribute_tasks, comm, "plan")
 
 
 def flavour_of(mesh: Mesh, operand: Operand) -> str:

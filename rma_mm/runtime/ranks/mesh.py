@@ -122,7 +122,7 @@ class Mesh:
         if not rank_state().is_pretended:
             check_launcher()
         dims = dims_of(shape, parent.size)
-        name = window or rank_state().window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
+        name = window_name(window)
         facts = {"shape": dims, "names": names, "window": name, "threads": threads, "speeds": speeds} | environment()
         facts["timeout"] = timeout
         facts["flavours"] = {each.name: digest(each) for each in FLAVOURS.values()}
@@ -395,6 +395,16 @@ class Mesh:
     def __repr__(self) -> str:
         nodes = f"{self.num_nodes} node" + "s" * (self.num_nodes != 1)
         return f"Mesh({self.grid}, axes {', '.join(self.names)}, {nodes}, window {self.window_flavour})"
+
+
+def window_name(window: str | None) -> str:
+    """Return the name of the flavour of windows of a mesh, which is the one given unless that is None."""
+    return window or rank_state().window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
+
+
+def flavour_named(window: str | None) -> Flavour:
+    """Return the flavour of windows that a mesh is to have. Raises WindowError if there is none of that name."""
+    return find_flavour(window_name(window))
 
 
 def open_mesh_of(dims: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
