@@ -96,6 +96,35 @@ def test_what_is_added_and_where_it_goes(comm: MPI.Intracomm) -> None:
             assert np.array_equal(out.to_numpy(), values)
 
 
+@parallel(ranks=(2, 3), env=("node",))
+def test_operands_in_other_memory(comm: MPI.Intracomm) -> None:
+    """Of two sets of operands one lies in the callers' own arrays, which other ranks cannot copy from."""
+    with SOON, Mesh(None, comm) as mesh:
+        (A, a), (B, b) = matrix(mesh, (20, 20), "float64", 1), matrix(mesh, (20, 20), "float64", 2)
+        own = np.array(A.tile) + 1
+        X = DistMatrix.from_local(own, A.shape, mesh, A.layout)
+        plan = rma_mm.plan(X, B, mesh, algorithm="stationary_c", layout=A.layout)
+        assert "get" in plan.movement["A"]
+        compiled = 0
+        for n in range(20):
+            own += 1
+            assert np.array_equal(plan.execute(X, B).to_numpy(), (a + n + 2) @ b)
+            compiled += is_compiled(plan)
+            assert np.array_equal(plan.execute(A, B).to_numpy(), a @ b)
+        assert compiled
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_what_does_not_compile_is_executed_as_before(comm: MPI.Intracomm) -> None:
+    with SOON, Mesh(None, comm) as mesh:
+        (A, a), (B, b) = matrix(mesh, (20, 20), "float64", 1), matrix(mesh, (20, 20), "float64", 2)
+        plan = rma_mm.plan(A, B, mesh)
+        with mock.patch.object(calls, "CompiledCalls", side_effect=RuntimeError("no compiler")) as made:
+            for _ in range(30):
+                assert np.array_equal(plan.execute(A, B).to_numpy(), a @ b)
+        assert made.call_count == 1
+
+
 @parallel(ranks=(2, 4), env=("node",))
 def test_another_matrix_that_is_added(comm: MPI.Intracomm) -> None:
     with SOON, Mesh(None, comm) as mesh:

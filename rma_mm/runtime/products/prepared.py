@@ -38,6 +38,7 @@ BOUND = 12  # sets of operands that a product is kept bound to
 RESULTS, SMALL = 3, 2**22  # results whose memory a plan keeps for later ones, and bytes of a rank's part at most
 VAIN = 8  # results that are kept at most while none of them is dropped
 REPEATED = 20  # executions of a plan after which the next are compiled: loading Numba takes 0.3 s
+NEVER = -(2**62)  # executions of a plan that cannot be compiled
 LONGEST = 5e-3  # seconds of executions that are compiled at most: of longer ones, a call is not 2 %
 TOLD_EVERY, MOST_REPEATS = 10e-3, 31
 """Seconds after which ranks tell each other again how long products took, and compiled calls before that at most."""
@@ -190,7 +191,7 @@ class KnownOperands:
         """Return the set of A, B, out and c; None if it is not known."""
         identities = tuple(map(identity_of, operands))
         for each in self.sets:
-            if each.identities == identities:
+            if each.identities == identities and not each.executable.is_closed:
                 return each
         return None
 
@@ -239,17 +240,19 @@ class KnownOperands:
     def wants_calls(self, seconds: float) -> bool:
         """True if the next executions are to be compiled calls, as far as this rank knows.
 
-        It then copies and multiplies within its node, and no more. seconds: what the last but one took.
+        seconds: what the last but one took.
         """
+        is_worth = self.executions >= REPEATED and seconds <= LONGEST and bool(self.sets)
+        return is_worth and self._can_compile(self.sets[0].executable)
+
+    def _can_compile(self, executable: Executable) -> bool:
+        """True if this rank copies and multiplies within its node, and no more."""
         mesh = self.mesh
-        if self.executions < REPEATED or seconds > LONGEST or not self.sets:
-            return False
-        executable = self.sets[0].executable
-        if not executable.is_plain or executable.setup.trace is not None:
+        if not executable.is_plain or executable.setup.trace is not None or mesh.checks is not None:
             return False
         flavours = [FLAVOURS[window.flavour] for window in executable.windows]
         are_near = mesh.num_nodes == 1 and all(each.loads_on_node and not each.needs_progress for each in flavours)
-        return are_near and mesh.checks is None and not rank_state().is_pretended
+        return are_near and not rank_state().is_pretended
 
     def begin_repeats(self, seconds: float) -> None:
         """Let the next executions be compiled calls. Collective, among ranks that all want to."""
@@ -261,12 +264,12 @@ class KnownOperands:
     def compile(self, found: BoundOperands[Executable]) -> None:
         """Compile the call for these operands, unless that was done before. Local."""
         line, executable = self.mesh.group.line, found.executable
-        if found.call is None and line is not None:
+        if found.call is None and line is not None and self._can_compile(executable):
             found.words, found.copies = executable.words, len(executable.copies)
             try:
                 found.call = NodeCall(self.mesh, line, self.ballot, found.digest, executable.program.steps)
-            except TypeError:  # of no kind that is compiled
-                self.executions = 0
+            except Exception:  # noqa: BLE001 - whatever does not compile is executed as before
+                self.executions = NEVER
 
     def repeated(self, found: BoundOperands[Executable], watch: ProductWatch) -> bool:
         """Execute by a compiled call; False, and nothing is done, if not all ranks do. Collective."""
