@@ -232,9 +232,9 @@ def test_late_ranks_are_waited_for(comm: MPI.Intracomm, late: float) -> None:
             time.sleep(late)
         begun, used = time.perf_counter(), time.process_time()
         C = plan.execute(A, B)
-        if comm.rank == 0:
+        if comm.rank == 0 and late > 1:  # of shorter ones this rank may miss a part itself
             assert time.perf_counter() - begun > late / 2
-            assert time.process_time() - used < 0.02 + late / 2  # who waits leaves the core to others
+            assert time.process_time() - used < late / 2  # who waits leaves the core to others
         assert np.array_equal(C.to_numpy(), a @ b)
 
 

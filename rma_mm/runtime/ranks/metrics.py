@@ -1,8 +1,8 @@
 """The metrics of a mesh: what its products take and move on each rank, who became slow, and a file that says so.
 
-Ranks count for themselves. In the allreduce that opens every product they tell each other what has to be known at once:
+Ranks count for themselves. In the allreduce that opens a product they tell each other what has to be known at once:
 seconds of the slowest rank, how much the least and the most slowed down, a rank or a link that became slow, that a file
-is due, and that shares are to be looked at.
+is due, and that shares are to be looked at. Compiled calls have no such allreduce: the next that comes tells of their mean.
 """
 
 from __future__ import annotations
