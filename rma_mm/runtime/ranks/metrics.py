@@ -2,7 +2,7 @@
 
 Ranks count for themselves. In the allreduce that opens a product they tell each other what has to be known at once:
 seconds of the slowest rank, how much the least and the most slowed down, a rank or a link that became slow, that a file
-is due, and that shares are to be looked at. Compiled calls have no such allreduce: the next that comes tells of their mean.
+is due, and that shares are to be looked at. Compiled calls have no such allreduce: the next one tells of their mean.
 """
 
 from __future__ import annotations
