@@ -12,6 +12,7 @@ from typing import Any
 
 from rma_mm.kernels.blas import library
 
+GET, SET = "openblas_get_num_threads", "openblas_set_num_threads"
 
 def threads_per_rank(ranks_beside: int, explicit: int | None = None) -> int:
     """Return the threads of one rank: `explicit`, else the environment's, else an equal share of the cores.
@@ -38,7 +39,7 @@ def cores() -> frozenset[int]:
 def set_threads(n: int) -> None:
     """Let the local BLAS use `n` threads from now on. Raises: ValueError unless `n` is positive."""
     _positive(n)
-    own = _own("openblas_set_num_threads")
+    own = own_function(SET)
     if own is not None:
         own(ctypes.c_int(n))
         return
@@ -79,7 +80,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come alo
 
 def get_threads() -> int:
     """Return the threads the local BLAS uses; 1 if no library says."""
-    own = _own("openblas_get_num_threads")
+    own = own_function(GET)
     if own is not None:
         return int(own())
     import threadpoolctl
@@ -89,12 +90,12 @@ def get_threads() -> int:
 
 
 @cache
-def _own(name: str) -> Callable[..., Any] | None:
+def own_function(name: str) -> Callable[..., Any] | None:
     """Return a function of the BLAS the products call; threadpoolctl would walk all loaded libraries each time."""
     lib = library()
     found = None if lib is None else lib.function(name)
     if found is not None:
-        found.restype = ctypes.c_int if "get" in name else None  # type: ignore[attr-defined]
+        found.restype = ctypes.c_int if name == GET else None  # type: ignore[attr-defined]
     return found
 
 

@@ -20,22 +20,23 @@ from numpy.typing import NDArray
 from rma_mm.kernels.blas import LETTER, library
 from rma_mm.kernels.compiling import compiled
 from rma_mm.kernels.product import Product
+from rma_mm.kernels.threads import GET, SET, own_function
 
 ENTERED, DIGEST, COMPLETED = range(3)
 """Cells of a line: twice the number of the call, plus one if the rank waits here and not in MPI; the digest of its
 arguments; the number of the last call whose work it has done."""
-DONE, WAITING, DIFFERENT = range(3)
-"""Results: the call is complete; ranks are missing, so call again; another rank entered another call, so nothing was
-done."""
+OVER, BEFORE, BEHIND = range(3)
+"""Stages of a call: none is under way; it waits for ranks to enter it; it waits for ranks to complete it."""
 (
-    RESULT, STAGE, NUMBER, VALUE, ELAPSED, COPIED, MULTIPLIED, WAITED, BEGAN, ARRIVED, SECONDS,
+    IS_DONE, STAGE, NUMBER, VALUE, ELAPSED, COPIED, MULTIPLIED, WAITED, BEGAN, ARRIVED, SECONDS,
     RANKS, STEPS, SPINS, BUDGET, THREADS, LINE, ACTIVITY, BEGINNING, MULTIPLYING, ENDING,
     CLOCK, YIELD, MEMCPY, GET_THREADS, SET_THREADS, GEMM, SIZE,
 ) = range(28)
-"""Cells of a call's state. Result and stage; number and digest of the call; nanoseconds in total, in copies, in
-products and in waiting for the end; two points in time, and the address that the clock is read to; counts; nanoseconds
-to wait before WAITING is returned; threads of BLAS; addresses of this rank's line and of the cell that shows its
-activity, with three values for it; and addresses of functions."""
+"""Cells of a call's state. 1 if the call is done, 0 if it waits or another rank entered another call; stage; number and
+digest of the call; nanoseconds in total, in copies, in products and in waiting for the end; two points in time, and the
+address that the clock is read to; counts; nanoseconds to wait before that is left to the caller; threads of BLAS;
+addresses of this rank's line and of the cell that shows its activity, with three values for it; and addresses of
+functions."""
 COPY, MULTIPLY = range(2)  # kinds of steps
 ARGUMENTS = 12
 """Whole numbers of a step, behind its kind. Of a product those that BLAS takes besides its two scalars; of a copy two
@@ -150,11 +151,11 @@ def take_steps(state: Any, numbers: Any, scalars: Any) -> None:
         at = n * WIDTH
         if numbers[at] == COPY:
             copy(state[MEMCPY], numbers, at + 1)
-            end = now(state)
-            state[COPIED] += end - time
         else:
             gemm(state[GEMM], numbers, at + 1, scalars[2 * n], scalars[2 * n + 1])
-            end = now(state)
+        end = now(state)
+        if numbers[at] == COPY:
+            state[COPIED] += end - time
         time = end
     if before != state[THREADS]:
         ask(state[SET_THREADS], (before,))
@@ -163,21 +164,21 @@ def take_steps(state: Any, numbers: Any, scalars: Any) -> None:
 def run(state: Any, lines: Any, numbers: Any, scalars: Any) -> None:
     """Meet, multiply and meet again, as far as that goes without waiting for long.
 
-    Called again after WAITING it does not wait, for its caller does.
+    Called again while it waits it does not wait itself, for its caller does.
     """
-    number, line, waits = state[NUMBER], state[LINE], state[STAGE] == 0
-    state[RESULT] = WAITING
-    if state[STAGE] == 0:
+    number, line, waits = state[NUMBER], state[LINE], state[STAGE] == OVER
+    state[IS_DONE] = 0
+    if state[STAGE] == OVER:
         store(state[ACTIVITY], state[BEGINNING])
         store(line + 8 * DIGEST, state[VALUE])
         store(line + 8 * ENTERED, 2 * number + 1)
-        state[STAGE] = 1
-    if state[STAGE] == 1:
+        state[STAGE] = BEFORE
+    if state[STAGE] == BEFORE:
         if not all_reached(state, lines, ENTERED, 2 * number, waits):
             return
         for n in range(state[RANKS]):
             if load(lines[n] + 8 * ENTERED) == 2 * number or load(lines[n] + 8 * DIGEST) != state[VALUE]:
-                state[STAGE], state[RESULT] = 0, DIFFERENT
+                state[STAGE] = OVER
                 return
         state[BEGAN] = now(state)
         store(state[ACTIVITY], state[MULTIPLYING])
@@ -185,13 +186,13 @@ def run(state: Any, lines: Any, numbers: Any, scalars: Any) -> None:
         state[ARRIVED] = now(state)
         store(state[ACTIVITY], state[ENDING])
         store(line + 8 * COMPLETED, number)
-        state[STAGE], waits = 2, True
+        state[STAGE], waits = BEHIND, True
     if not all_reached(state, lines, COMPLETED, number, waits):
         return
     time = now(state)
     state[ELAPSED], state[WAITED] = time - state[BEGAN], time - state[ARRIVED]
     state[MULTIPLIED] = state[ARRIVED] - state[BEGAN] - state[COPIED]
-    state[STAGE], state[RESULT] = 0, DONE
+    state[STAGE], state[IS_DONE] = OVER, 1
 
 
 @cache
@@ -205,23 +206,22 @@ Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
 class CompiledCalls:
-    """Copies and products by BLAS, compiled with the meetings before and behind them. Local to make; `call` is not."""
+    """Copies and products by BLAS, compiled with the meetings before and behind them. Collective to call."""
 
     def __init__(
-        self, steps: Sequence[Product | Pair], threads: int, own: int, others: list[int],
+        self, steps: Sequence[Product | Pair], value: int, threads: int, own: int, others: list[int],
         activity: tuple[int, int, int, int], spins: int, budget: int,
     ) -> None:
-        """Compile, or load what was compiled. Raises TypeError for steps that are others than such.
+        """Compile, or load what was compiled. Local. Raises TypeError for steps that are others than such.
 
-        own, others: addresses of the lines of this rank and of all others. activity: see `ACTIVITY`. spins: looks
-        before the core is offered to others. budget: nanoseconds to wait.
+        value: the digest of the arguments. own, others: addresses of the lines of this rank and of all others.
+        activity: see `ACTIVITY`. spins: looks before the core is offered to others. budget: nanoseconds to wait.
         """
-        lib = library()
-        if lib is None or not all(map(lib.function, THREAD_FUNCTIONS)):
+        lib, threading = library(), (own_function(GET), own_function(SET))
+        if lib is None or None in threading:
             raise TypeError("BLAS does not tell how many threads it uses")
         state = np.zeros(SIZE, np.int64)
-        self.cells = state.data
-        """The state."""
+        self._cells = state.data
         self._clock, self._lines = np.zeros(2, np.int64), np.array([*others, 0], np.int64)
         self._keep = steps  # their arrays, and complex scalars
         dtype = _dtype_of(steps)
@@ -231,19 +231,44 @@ class CompiledCalls:
         scalar = {"f": "float32", "d": "float64"}.get(dtype.char, "int64")
         self._scalars = np.array([*map(_scalars, steps), (0, 0)], scalar)
         libc = ctypes.CDLL(None)
-        functions = [libc.clock_gettime, libc.sched_yield, libc.memcpy, *map(lib.function, THREAD_FUNCTIONS), gemm]
+        functions = [libc.clock_gettime, libc.sched_yield, libc.memcpy, *threading, gemm]
         facts = {
             SECONDS: self._clock.ctypes.data, RANKS: len(others), STEPS: len(steps), SPINS: spins, BUDGET: budget,
-            THREADS: threads, LINE: own,
+            THREADS: threads, LINE: own, VALUE: value,
         } | dict(zip((ACTIVITY, BEGINNING, MULTIPLYING, ENDING), activity, strict=True))
         facts |= dict(zip(range(CLOCK, SIZE), map(_address, functions), strict=True))
-        for cell, value in facts.items():
-            self.cells[cell] = value
+        for cell, fact in facts.items():
+            self._cells[cell] = fact
         arrays = (state, self._lines, self._numbers, self._scalars)
-        self.call = Product(_code(scalar), *(ctypes.c_void_p(each.ctypes.data) for each in arrays))
+        self._call = Product(_code(scalar), *(ctypes.c_void_p(each.ctypes.data) for each in arrays))
 
+    def __call__(self, number: int) -> bool:
+        """Make the call of this number; False if it is not done: see `stage`."""
+        self._cells[NUMBER] = number
+        self._call()
+        return self.is_done
 
-THREAD_FUNCTIONS = "openblas_get_num_threads", "openblas_set_num_threads"
+    def go_on(self) -> bool:
+        """Look once whether the ranks that it waits for have come, and go on if so; True if it waits no longer so."""
+        before = self.stage
+        self._call()
+        return self.stage != before
+
+    @property
+    def stage(self) -> int:
+        """Stage of the call, which tells for what it waits."""
+        return self._cells[STAGE]
+
+    @property
+    def is_done(self) -> bool:
+        """True if the last call is complete; False if it waits, or if another rank entered another call."""
+        return bool(self._cells[IS_DONE])
+
+    @property
+    def took(self) -> tuple[int, int, int, int]:
+        """Nanoseconds of the last call: in total, in copies, in products, and in waiting for the end."""
+        total, copied, multiplied, waited = self._cells[ELAPSED:BEGAN].tolist()
+        return total, copied, multiplied, waited
 
 
 def _dtype_of(steps: Sequence[Product | Pair]) -> np.dtype[Any]:

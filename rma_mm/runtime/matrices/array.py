@@ -126,11 +126,6 @@ class DistArray(Distributed):
         return self.folded.block
 
     @property
-    def block_or_none(self) -> Block | None:
-        """The memory under the array; None after `close`."""
-        return self.folded.block_or_none
-
-    @property
     def flipped(self) -> bool:
         """True if the memory holds the transposed matrix."""
         return self.folded.flipped

@@ -74,7 +74,9 @@ class PlanCache:
     @classmethod
     def of(cls, mesh: Mesh) -> PlanCache:
         """Return the cache of `mesh`, which closes it."""
-        found = mesh.kept.setdefault(cls, cls())
+        found = mesh.kept.get(cls)
+        if found is None:
+            found = mesh.kept[cls] = cls()
         assert isinstance(found, cls)
         return found
 
@@ -237,10 +239,8 @@ def matmul(
         mesh, layout, alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit,
         compute_dtype, deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
     )
-    if type(A) is DistMatrix and c is None and (cache := A.mesh.kept.get(PlanCache)) is not None:
-        assert isinstance(cache, PlanCache)
-        if (found := cache.repeated(A, B, out, asked)) is not None:
-            return found
+    if c is None and (found := PlanCache.of(mesh).repeated(A, B, out, asked)) is not None:
+        return found
     A, B = as_operands(A, B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,

@@ -25,7 +25,7 @@ from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands, read_again
 from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.choosing import choose_plan
 from rma_mm.runtime.products.plan_choice import PlanChoice
-from rma_mm.runtime.products.prepared import OWN, KnownOperands, Prepared
+from rma_mm.runtime.products.prepared import OWN, BoundOperands, KnownOperands, Prepared
 from rma_mm.runtime.products.symmetry import check_own
 from rma_mm.runtime.products.workspace import check_apart
 from rma_mm.runtime.ranks.agreement import AgreedVotes, Ballot, digest, disagree, in_words
@@ -308,7 +308,9 @@ class Plan:
 
     def repeat(self, A: object, B: object, out: object, c: object = None) -> bool:
         """Execute by a compiled call; False, and nothing is done, where that cannot be. Collective."""
-        bound = self._known.find(A, B, out, c) if self._known.repeats else None
+        return self._known.repeats > 0 and self._repeated(self._known.find(A, B, out, c))
+
+    def _repeated(self, bound: BoundOperands[Executable] | None) -> bool:
         if bound is None or not self._known.repeated(bound, self.watch):
             return False
         self.claims, self.words = [], bound.words
@@ -324,14 +326,14 @@ class Plan:
         if block is None:
             return None
         out = DistMatrix(self.mesh, self.c_shape, self.c_dtype, place, block)
-        if known.find(A, B, out, None) is None:
+        if (bound := known.find(A, B, out, None)) is None:
             try:
                 facts = self._facts_of(A, B, out, None)
             except RmaError:  # which all ranks hear of where they vote
                 return None
             executable = self.prepared.executable(A, B, out, self.trace)
-            known.compile(known.add((A, B, out, None), executable, facts, digest(facts)))
-        if not self.repeat(A, B, out):
+            known.compile(bound := known.add((A, B, out, None), executable, facts, digest(facts)))
+        if not self._repeated(bound):
             return None
         known.in_vain = 0
         return DistMatrix(self.mesh, self.c_shape, self.c_dtype, place, self.mesh.arena.revived(block))
@@ -467,10 +469,7 @@ class Plan:
         self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: AgreedVotes,
         repeats: bool = False,
     ) -> None:
-        """Vote: one allreduce that is agreement and start barrier at once; details are exchanged only if it fails.
-
-        repeats: True if this rank can make the next executions by a compiled call.
-        """
+        """Vote: one allreduce that is agreement and start barrier at once; details are exchanged only if it fails."""
         told = (*self.watch.piggyback(), -repeats)
         if error if opened else not self.ballot.cast(hashed, error is not None, told):
             names = ("plan", "adapt", "A", "B", "c", "C")

@@ -13,9 +13,10 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import DTypeLike
 
-from rma_mm.algorithms import REGISTERED, find_algorithm
+from rma_mm.algorithms import REGISTERED
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.errors import OptionError, quoted
+from rma_mm.flavours import find_flavour
 from rma_mm.geometry.shares import relative, speeds_problem
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.threads import threads_per_rank
@@ -26,7 +27,7 @@ from rma_mm.policy.planner.preference import preferred
 from rma_mm.runtime.calibration import machine_of
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.ranks.agreement import agree, agreed, distribute_tasks
-from rma_mm.runtime.ranks.mesh import Mesh, environment, flavour_named, ranks_beside
+from rma_mm.runtime.ranks.mesh import Mesh, environment, ranks_beside, window_name
 from rma_mm.windows.ranks import node_map
 from rma_mm.windows.waiting import largest
 
@@ -85,10 +86,8 @@ def best_grid(
     with agreed(comm, "mesh", shape=shape, algorithm=algorithm, speeds=speeds, window=window):
         if speeds is not None and (wrong := speeds_problem(speeds, comm.size)):
             raise OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
-        flavour = flavour_named(window)
+        flavour = find_flavour(window_name(window))
         prefer = prefer or preferred(os.environ)
-        if algorithm != "auto":
-            find_algorithm(algorithm)
     machine = machine_of(
         comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
         may_measure=algorithm == "auto" and comm.size > 1, flavours=(flavour.name,),

@@ -75,7 +75,7 @@ class Ballot:
         if self.slot is not None:
             self.slot.group.calls += 1
             if self.slot.group.line is not None:
-                self.slot.group.line.cells[0] = 2 * self.slot.group.calls
+                self.slot.group.line.enter_in_mpi(self.slot.group.calls)
         CELLS[DOING] = BEGIN
         self.mine[:] = value, -value, failed, *told, *(0,) * (VOTES - len(told))
         self.wait(self.comm.Iallreduce(self.mine, self.all, self.max).Test)

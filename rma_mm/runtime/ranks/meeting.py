@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from rma_mm.kernels.product import Product
 from rma_mm.kernels.threads import cores
@@ -13,7 +14,6 @@ from rma_mm.windows.hosts.liveness import BEGIN, DOING, END, MULTIPLY, MeetingLi
 from rma_mm.windows.waiting import poll, wait_until
 
 if TYPE_CHECKING:
-    from rma_mm.kernels.gemm.calls import CompiledCalls
     from rma_mm.runtime.ranks.mesh import Mesh
 
 BUDGET = 1_000_000
@@ -30,10 +30,8 @@ def open_line(mesh: Mesh) -> MeetingLine | None:
         return group.line
     line, mates = None, mesh.mates
     if len(mates) == mesh.size - 1:
-        try:
+        with suppress(IndexError):
             line = MeetingLine()
-        except IndexError:
-            line = None
     offsets: list[int | None] = mesh.comm.allgather(None if line is None else line.offset)
     if line is None or None in offsets:
         if line is not None:
@@ -61,44 +59,34 @@ class NodeCall:
         each: list[Product | calls.Pair] = []
         for step in steps:
             each += [step] if isinstance(step, Product) else step.pairs or []
-        self._calls: CompiledCalls = calls.CompiledCalls(
-            each, mesh.threads, line.address, line.others, activity, spins, BUDGET
+        value = digest ^ ballot.salt
+        self._calls = calls.CompiledCalls(
+            each, value, mesh.threads, line.address, line.others, activity, spins, BUDGET
         )
-        self._cells = self._calls.cells
-        self._cells[calls.VALUE] = digest ^ ballot.salt
-        self._call: Callable[[], None] = self._calls.call
-        self._ballot, self._group, self._where = ballot, mesh.group, calls
-        self._result, self._number, self._elapsed = calls.RESULT, calls.NUMBER, calls.ELAPSED
+        self._before, self._behind = calls.BEFORE, calls.BEHIND
+        self._ballot, self._group = ballot, mesh.group
 
     def __call__(self) -> bool:
         """Make the call; False, with nothing done, if another rank is in another call, or does not call so."""
-        cells, group = self._cells, self._group
-        group.calls = cells[self._number] = group.calls + 1
-        self._call()
-        if cells[self._result]:
-            return self._finish()
-        return True
+        self._group.calls += 1
+        return self._calls(self._group.calls) or self._finish()
 
     @property
     def took(self) -> tuple[int, int, int, int]:
         """Return nanoseconds of the last call: in total, in copies, in products, and in waiting for the end."""
-        total, copied, multiplied, waited = self._cells[self._elapsed : self._elapsed + 4].tolist()
-        return total, copied, multiplied, waited
+        return self._calls.took
 
     def _finish(self) -> bool:
         """Go on where ranks are late, or return False where one is in another call."""
-        where: Any = self._where
-        if self._cells[self._result] == where.WAITING and self._cells[where.STAGE] == 1:
-            self._ballot.wait(lambda: self._goes_on(1))
-        if self._cells[self._result] == where.WAITING:
+        if self._calls.stage == self._before:
+            self._ballot.wait(self._goes_on)
+        if self._calls.stage == self._behind:
             with abortable(self._group, self):
-                wait_until(lambda: self._goes_on(2))
-        if self._cells[self._result] == where.DIFFERENT:
+                wait_until(self._goes_on)
+        if not self._calls.is_done:
             self._group.calls -= 1  # the caller enters it again
-            return False
-        return True
+        return self._calls.is_done
 
-    def _goes_on(self, stage: int) -> bool:
+    def _goes_on(self) -> bool:
         poll()
-        self._call()
-        return self._cells[self._where.STAGE] != stage
+        return self._calls.go_on()

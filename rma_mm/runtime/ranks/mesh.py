@@ -402,11 +402,6 @@ def window_name(window: str | None) -> str:
     return window or rank_state().window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
 
 
-def flavour_named(window: str | None) -> Flavour:
-    """Return the flavour of windows that a mesh is to have. Raises WindowError if there is none of that name."""
-    return find_flavour(window_name(window))
-
-
 def open_mesh_of(dims: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
     """Return the first open mesh of a shape, for an object that is unpickled. Local; raises MeshError without one."""
     mesh: Mesh

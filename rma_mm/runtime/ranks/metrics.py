@@ -257,15 +257,14 @@ class ProductWatch:
         self._usual = metrics.usual(kind)
         self._products = self._elapsed = self._multiplied = 0
         self._work = 0.0
-        self._mean, self._pace = 0, 0.0
+        self._pace = 0.0
 
     def piggyback(self) -> tuple[int, ...]:
         """Return this rank's votes when the next product begins: of those since the votes before, the mean."""
         slowness, multiplied, work = self.metrics.slowness, self._multiplied, self._work
         slowness.seen = self._usual
-        self._mean = self._elapsed // (self._products or 1)
         self._pace = multiplied / work if multiplied > SHORT and work else 0.0
-        return self.metrics.piggyback(self._mean, slowness.relative(self._pace))
+        return self.metrics.piggyback(self._elapsed // (self._products or 1), slowness.relative(self._pace))
 
     def act_on_votes(self, told: Sequence[int]) -> None:
         self.exchanges += 1

@@ -284,7 +284,7 @@ class NodeWatch:
 class MeetingLine:
     """A line of this process's page, by which ranks of a node tell each other what call they are in.
 
-    Its first cell says twice the number of the call that this rank has entered; `kernels.gemm.calls` has the others.
+    `kernels.gemm.calls` says what is in its cells.
     """
 
     def __init__(self) -> None:
@@ -297,7 +297,11 @@ class MeetingLine:
 
     @property
     def address(self) -> int:
-        return _address(_PAGE) + self.offset
+        return cell_address(self.offset // CELLS.itemsize)
+
+    def enter_in_mpi(self, number: int) -> None:
+        """Tell that this rank is in the call of this number, and waits for the others in MPI."""
+        self.cells[0] = 2 * number
 
     def close(self) -> None:
         """Let it be taken again, which the other ranks must no longer look at."""
