@@ -95,8 +95,16 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f".{name}", __name__)
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'rma_mm' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(_PUBLIC[name], __name__), name)
+        from rma_mm.errors import nearest
+
+        raise AttributeError(
+            f"module 'rma_mm' has no attribute {name!r}; {nearest(name, __all__)}it has {', '.join(__all__)}"
+        )
+    from rma_mm.launch import hush_interruptions, interruptions_held
+
+    hush_interruptions()
+    with interruptions_held():
+        value = getattr(import_module(_PUBLIC[name], __name__), name)
     globals()[name] = value
     return value
 

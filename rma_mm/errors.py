@@ -53,14 +53,27 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
+def count_of(number: int, what: str) -> str:
+    """Return a number of things in words.
+
+    >>> count_of(1, "rank"), count_of(0, "node")
+    ('1 rank', '0 nodes')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def nearest(word: object, known: Iterable[str]) -> str:
     """Return the beginning of a rule for a word that is not one of those known: the one that is nearest to it.
 
-    >>> nearest("cannnon", ["cannon", "summa-c"]), nearest("x", ["cannon", "summa-c"])
-    ('did you mean cannon? ', '')
+    Words of several parts, as summa_c, are also compared by their first one.
+
+    >>> nearest("suma", ["srumma", "summa_c"]), nearest("x", ["srumma", "summa_c"])
+    ('did you mean summa_c? ', '')
     """
-    close = get_close_matches(str(word)[:NAMED].lower(), list(known), 1)
-    return f"did you mean {close[0]}? " if close else ""
+    listed = list(known)
+    names = {name.lower().split("_")[0]: name for name in reversed(listed)} | {name.lower(): name for name in listed}
+    close = get_close_matches(str(word)[:NAMED].lower(), names, 1)
+    return f"did you mean {names[close[0]]}? " if close else ""
 
 
 def brief(message: str, most: int = NAMED) -> str:

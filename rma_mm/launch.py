@@ -6,11 +6,18 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from rma_mm.segments import remove_segments
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 """Variables in which the launchers of MPICH, Open MPI and Slurm say how many ranks they started."""
@@ -19,8 +26,12 @@ LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 """Variables in which they say which rank this is."""
 PARTING = 10.0  # seconds for the other ranks of this host to come to an end too, under load
+COMING = 4.0  # seconds for them to come to an end after Ctrl-C
 PARTED = "rma_mm:"  # begins the name that a process takes while it waits for them; its time in 1/100 s follows
 GRACE = 0.3  # seconds from the time of the last of them until all end
+INTERRUPTED = 130  # exit code after Ctrl-C, as of shells
+TRACEBACK = "RMA_MM_TRACEBACK"
+"""Variable by which the tracebacks of all ranks are printed."""
 
 
 def launched_ranks() -> int:
@@ -34,8 +45,9 @@ def launcher_rank() -> int:
 def on_all_ranks(main: Callable[[], int]) -> int:
     """Run a command and return its exit code; an error before MPI has connected the ranks ends the job.
 
-    Ctrl-C ends the process at once, without a traceback, until the command itself handles it. A standard stream that is
-    closed is opened on the null device: else the next file would get its number, and what C libraries print.
+    Ctrl-C ends a single process at once, without a traceback. With several it is put off until MPI has connected them
+    and the command handles it (`Interruption.enlist`). A standard stream that is closed is opened on the null device:
+    else the next file would get its number, and what C libraries print.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -45,12 +57,80 @@ def on_all_ranks(main: Callable[[], int]) -> int:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, end_interrupted)
     try:
-        return main()
+        if launched_ranks() > 1:
+            hold_interruptions()
+        code = main()
+        hold_interruptions()  # what follows is short, and says nothing
+        return code
     except Exception:  # noqa: BLE001 - whatever it is, the other ranks wait
         traceback.print_exc()
         return part(1)
+
+
+def end_interrupted(*_: object) -> NoReturn:
+    """End this process after Ctrl-C, as a handler of signals too: mpiexec says by itself that it was interrupted.
+
+    MPI_Finalize would wait for calls that other ranks have left. Ranks of a host that end together end quietly; if some
+    do not come, or there is no launcher, the process ends by the signal.
+    """
+    remove_segments()
+    started = _number(SIZES)
+    if started > 1 and meet_to_end(COMING):
+        sign_off()
+    elif started != 1:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(INTERRUPTED)
+
+
+def hold_interruptions() -> set[int]:
+    """Put Ctrl-C off; return the signals that this thread put off before.
+
+    While ranks start, some would end, and others wait for them in MPI_Init until mpiexec kills them, and says so.
+    """
+    return signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def interruptions_held() -> Iterator[None]:
+    """Put Ctrl-C off until the end of a `with` block."""
+    before = hold_interruptions()
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Interruptions:
+    are_hushed = False
+
+
+def hush_interruptions() -> None:
+    """Let Ctrl-C end a rank of several without a traceback, also while modules are imported and MPI is not started.
+
+    A KeyboardInterrupt that Python drops, as it arises in a `__del__`, is raised again a moment later. Does nothing if
+    repeated.
+    """
+    if _Interruptions.are_hushed or launched_ranks() == 1 or os.environ.get(TRACEBACK, "") not in ("", "0"):
+        return
+    _Interruptions.are_hushed = True
+    report, report_dropped = sys.excepthook, sys.unraisablehook
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt) and not hasattr(sys, "ps1"):
+            end_interrupted()
+        report(kind, error, trace)
+
+    def repeat(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
+        else:
+            report_dropped(dropped)
+
+    sys.excepthook, sys.unraisablehook = end, repeat
 
 
 def part(code: int, message: str = "", is_alike: bool = False) -> int:

@@ -8,7 +8,7 @@ from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.options.cache import CacheOptions
 from rma_mm.errors import FileFormatError
 from rma_mm.kernels.cache import clean, home, refusal
-from rma_mm.windows.hosts.segments import stray_segments
+from rma_mm.segments import stray_segments
 
 
 def run(options: CacheOptions, frame: Frame) -> int:

@@ -15,7 +15,7 @@ from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.options.calibrate import TO_PARTS, CalibrateOptions
 from rma_mm.command.progress import ProgressReport
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
-from rma_mm.errors import FileFormatError, RmaError, display_path
+from rma_mm.errors import FileFormatError, RmaError, count_of, display_path
 from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
 from rma_mm.kernels.threads import using_threads
@@ -67,7 +67,7 @@ def run(options: CalibrateOptions, frame: Frame) -> int:
 
 def _ranks(size: int, threads: int, nodes: int) -> str:
     counts = {"rank": size, "thread": threads, "node": nodes}
-    ranks, each, where = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
+    ranks, each, where = (count_of(count, noun) for noun, count in counts.items())
     return f"{ranks} with {each} each on {where}"
 
 
@@ -119,7 +119,7 @@ def forgotten() -> str:
         count = cache.forget()
     except OSError as error:
         raise FileFormatError(f"--forget: cannot delete what is kept: {error}") from None
-    return f"deleted what was kept of {count} machine{'s' * (count != 1)}; they are measured again when next needed"
+    return f"deleted what was kept of {count_of(count, 'machine')}; they are measured again when next needed"
 
 
 # -- as text --------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from typing import Any
 from rma_mm.command.frame import DONE, FAILED, Frame
 from rma_mm.command.launcher import LauncherError, connect
 from rma_mm.command.options.doctor import DoctorOptions
-from rma_mm.errors import AbsentError, RmaError, display_path
+from rma_mm.errors import AbsentError, RmaError, count_of, display_path
 from rma_mm.kernels.cache import cache_folder, home, refusal
 from rma_mm.kernels.threads import cores, get_threads, threads_per_rank
 from rma_mm.launch import launched_ranks
+from rma_mm.segments import held_bytes, stray_segments
 from rma_mm.unfinished import write_whole
-from rma_mm.windows.hosts.segments import held_bytes, stray_segments
 from rma_mm.windows.hosts.shm_limits import SEGMENTS, free_segment_bytes, memory_free
 
 OK, NOTE, FAULT = "ok", "note", "fault"
@@ -51,9 +51,15 @@ class Finding:
 def run(options: DoctorOptions, frame: Frame) -> int:
     """Print the findings; the exit code says whether one is a fault. Collective over the ranks that were started."""
     frame.has_begun = True
+    with frame.interruption:
+        return _report(options, frame)
+
+
+def _report(options: DoctorOptions, frame: Frame) -> int:
     findings = [_python()]
     try:
         frame.comm = connect()
+        frame.interruption.enlist(frame.comm)
     except LauncherError as error:
         found, _, remedy = str(error).partition("; ")
         findings.append(Finding("MPI", FAULT, found, remedy))
@@ -138,13 +144,14 @@ def _job(comm: Any) -> Iterator[Finding]:
     nodes, hosts = node_map(comm), comm.allgather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
     how = "alone, without a launcher" if launched_ranks() == 1 and comm.size == 1 else "as one job"
     pretended = [name for name in ("MPIR_CVAR_NOLOCAL", "MPIR_CVAR_NUM_CLIQUES") if os.environ.get(name)]
-    said = f"{_count(comm.size, 'rank')} on {_count(len(set(nodes)), 'node')}, {how}"
+    said = f"{count_of(comm.size, 'rank')} on {count_of(len(set(nodes)), 'node')}, {how}"
     if len(set(nodes)) <= len(set(hosts)):
         yield Finding("ranks", OK, said)
     elif pretended:
         yield Finding("ranks", NOTE, f"{said}; hosts count as several nodes", f"unset {' and '.join(pretended)}")
     else:
-        yield Finding("ranks", FAULT, f"{said}, but {_count(len(set(hosts)), 'host')}: ranks of a host share no memory",
+        there = count_of(len(set(hosts)), "host")
+        yield Finding("ranks", FAULT, f"{said}, but {there}: ranks of a host share no memory",
                       "start the job with mpiexec" + ", or srun --mpi=pmi2" * ("MPICH" in MPI.Get_library_version()))
     free = free_segment_bytes()
     if free is None:
@@ -156,12 +163,8 @@ def _job(comm: Any) -> Iterator[Finding]:
         yield Finding("shared memory", OK, f"{SEGMENTS} has {free // 2**20} MiB free")
     if stray := stray_segments():
         held = held_bytes(stray) // 2**20
-        said = f"{_count(len(stray), 'segment')} of MPI processes that have ended hold {held} MiB"
+        said = f"{count_of(len(stray), 'segment')} of MPI processes that have ended hold {held} MiB"
         yield Finding("shared memory", NOTE, said, "rma-mm cache clean removes them")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _windows(comm: Any) -> Iterator[Finding]:
@@ -207,7 +210,8 @@ def _blas() -> Iterator[Finding]:
     names = sorted({f"{each['internal_api']} {each.get('version') or ''}".strip() for each in found})
     ranks = int(os.environ.get("MPI_LOCALNRANKS") or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
     mine, bound = threads_per_rank(ranks), len(cores())
-    said = f"{', '.join(names) or 'unknown'}; {_count(mine, 'thread')} a rank, {_count(ranks, 'rank')} on {bound} cores"
+    used = f"{count_of(mine, 'thread')} a rank, {count_of(ranks, 'rank')} on {bound} cores"
+    said = f"{', '.join(names) or 'unknown'}; {used}"
     if mine * ranks > max(bound, ranks):
         yield Finding("BLAS", NOTE, said, f"set OMP_NUM_THREADS={max(1, bound // ranks)}, or let it be chosen")
     elif ranks > bound and get_threads():
@@ -242,11 +246,11 @@ def _calibration() -> Iterator[Finding]:
         yield Finding("calibration", NOTE, "none yet; the first product takes 3 s to measure what it needs", advice)
     else:
         days = (time.time() - stored[0][0].stat().st_mtime) / 86400
-        said = f"{_count(len(stored), 'machine')} stored, the newest {days:.0f} days ago"
+        said = f"{count_of(len(stored), 'machine')} stored, the newest {days:.0f} days ago"
         yield Finding("calibration", NOTE if days > DAYS else OK, said, advice if days > DAYS else "")
     load, count = os.getloadavg()[0], len(cores())
     busy = load > 0.5 * count
-    yield Finding("load", NOTE if busy else OK, f"{load:.1f} on {_count(count, 'core')}",
+    yield Finding("load", NOTE if busy else OK, f"{load:.1f} on {count_of(count, 'core')}",
                   "others use this machine, and what is measured now will be off" if busy else "")
 
 

@@ -14,10 +14,10 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from rma_mm.launch import meet_to_end, sign_off
+from rma_mm.launch import hold_interruptions, meet_to_end, sign_off
+from rma_mm.segments import SEGMENTS, held_bytes, remove_segments, stray_segments
 from rma_mm.unfinished import HELD, remove
 from rma_mm.windows.hosts.liveness import is_ending, machine
-from rma_mm.windows.hosts.segments import SEGMENTS, held_bytes, remove_segments, stray_segments
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MEETING = 1.0  # seconds for the other ranks to clean up too: when one process has ended, mpiexec kills the rest
@@ -30,7 +30,8 @@ class Interruption:
     - remove the unfinished output and this job's shared memory segments;
     - say so, on rank 0, unless another rank has said why the job ends.
 
-    Until then they end it at once: MPI_Init holds the GIL, so that no thread could act, and there is little to clean.
+    Until then SIGTERM ends it at once, as MPI_Init holds the GIL, so that no thread could act, and there is little to
+    clean; several ranks put SIGINT off (`on_all_ranks`).
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class Interruption:
                 signal.signal(number, _ignore)
             self._watching = threading.Thread(target=self._watch, name="rma_mm interruption", daemon=True)
             self._watching.start()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def when_lost(self) -> str:
         """Clean up before the job ends because a host is gone; report what will be missing."""
@@ -73,7 +75,8 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():  # handlers belong to it
-            self._old = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+            self._old = {number: signal.getsignal(number) for number in SIGNALS}
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return self
 
     def __exit__(
@@ -81,6 +84,8 @@ class Interruption:
     ) -> None:
         if not self._old:
             return
+        if self._siblings:
+            hold_interruptions()  # the rest is short, and mpiexec would kill ranks that outlive others
         for number, handler in self._old.items():
             signal.signal(number, handler)
         if self._writer >= 0:

@@ -102,21 +102,35 @@ BODIES = {
     "waiting": "import time\nif mesh.rank:\n    rma_mm.matmul(a, a, mesh)\nelse:\n    time.sleep(60)\n",
     "a blocking call of MPI": "import time\nif mesh.rank:\n    time.sleep(60)\nmesh.comm.Barrier()\n",
     "own code": "import time\nwhile True:\n    time.sleep(0.01)\n",
+    "a __del__": "import time\nclass Slow:\n    def __del__(self):\n        time.sleep(0.3)\n"
+    "while True:\n    Slow()\n    time.sleep(0.3)\n",
+    "before a mesh": "import time, rma_mm\nrma_mm.matmul\nprint('go', flush=True)\ntime.sleep(60)\n",
 }
 
 
-@pytest.mark.skipif(is_open_mpi(), reason="its mpiexec says other things")
-@pytest.mark.parametrize("start", usually(1, STARTS))
-@pytest.mark.parametrize("body", BODIES)
-def test_ctrl_c(tmp_path, start, body):
-    """Two lines, and those are of mpiexec."""
-    program = BEGIN + "big = np.ones((900, 900))\nprint('go', flush=True)\n" + BODIES[body]
+STARTING = """\
+import sys, time
+from rma_mm.launch import launcher_rank, on_all_ranks
+
+def main():
+    if launcher_rank() == 0:
+        print("go", flush=True)
+        time.sleep(2)
+    from rma_mm.command.frame import on_ranks
+    return on_ranks("run", ["--shape", "9,9,9"])
+
+sys.exit(on_all_ranks(main))
+"""
+
+
+def interrupted(tmp_path, program, start=(), ranks=4):
+    """Send Ctrl-C half a second after some ranks have printed "go"; return what else the job prints."""
     (tmp_path / "product.py").write_text(program)
     with open(tmp_path / "log", "w+b") as log:
         job = Mpiexec(4, [*start, "product.py"], job_environment({}), cwd=tmp_path, stdout=log, stderr=log)
         try:
             limit = time.monotonic() + 60
-            while (tmp_path / "log").read_text().count("go") < 4 and time.monotonic() < limit:
+            while (tmp_path / "log").read_text().count("go") < ranks and time.monotonic() < limit:
                 time.sleep(0.1)
             time.sleep(0.5)
             job.remember_segments()
@@ -127,6 +141,21 @@ def test_ctrl_c(tmp_path, start, body):
             left = [str(path) for path in job.segments if path.exists()]
         finally:
             job.kill()
-    lines = [line for line in (tmp_path / "log").read_text().replace("go", "").splitlines() if line]
-    assert len(lines) <= 2 and all(line.startswith("[mpiexec@") for line in lines), lines
     assert left == []
+    return [line for line in (tmp_path / "log").read_text().replace("go", "").splitlines() if line]
+
+
+@pytest.mark.skipif(is_open_mpi(), reason="its mpiexec says other things")
+@pytest.mark.parametrize("start", usually(1, STARTS))
+@pytest.mark.parametrize("body", BODIES)
+def test_ctrl_c(tmp_path, start, body):
+    """Two lines, and those are of mpiexec."""
+    begin = "" if "before" in body else BEGIN + "big = np.ones((900, 900))\nprint('go', flush=True)\n"
+    lines = interrupted(tmp_path, begin + BODIES[body], start)
+    assert len(lines) <= 2 and all(line.startswith("[mpiexec@") for line in lines), lines
+
+
+@pytest.mark.skipif(is_open_mpi(), reason="its mpiexec says other things")
+def test_ctrl_c_while_ranks_of_a_command_wait_for_another_in_mpi_init(tmp_path):
+    lines = interrupted(tmp_path, STARTING, ranks=1)
+    assert len(lines) <= 2 and all(line.startswith("[mpiexec@") for line in lines), lines

@@ -261,3 +261,12 @@ def test_names_after_import_alone():
         rma_mm.register(rma_mm.algorithms.ALGORITHMS["cannon"])
     assert "random" in dir(rma_mm)
 
+
+
+@parallel(ranks=(1, 4), env=("node",))
+def test_what_arrays_have_and_matrices_have_not(comm):
+    with Mesh(comm.size, comm) as mesh:
+        A = rma_mm.ones((4, 3), mesh)
+        with pytest.raises(AttributeError, match=r"'reshape'; gather the matrix first: to_numpy\(\).reshape"):
+            A.reshape(3, 4)
+        assert not hasattr(A, "_nothing") and not hasattr(A, "nothing")

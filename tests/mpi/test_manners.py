@@ -383,20 +383,23 @@ def slurm(tmp_path_factory):
 
 
 @thorough
-@pytest.mark.skipif(is_open_mpi(), reason="launches of MPICH")
 def test_launches_under_slurm(slurm, tmp_path):
-    """Each is right, or ends with 2 and the remedy within 5 s."""
+    """Each is right, or ends with 2 and the remedy within 5 s. PMIx of this Slurm works on one node alone."""
     (tmp_path / "product.py").write_text(PROGRAM.replace("rma_mm.Mesh()", "size = rma_mm.Mesh().size").replace(
         "'no error'", "'ranks', size"))
     run, program = [*MODULE, "run", "--shape", "50,50,50", "--json", "-"], [sys.executable, "product.py"]
     mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+    right, other, kind = (["--mpi=pmix", "-n", "2"], "pmi2", "pmix") if is_open_mpi() else (
+        ["--mpi=pmi2", "-n", "4"], "pmix", "pmi2")
+    bound = ["--bind-to", "none", "-host", "n0:4"] if is_open_mpi() else []
+    allocated = ["salloc", "-Q", "-N", "2", "-n", "4", mpiexec, *bound, "-n", "4"]
     for start, words, wanted in (
-        (["srun", "--mpi=pmi2", "-n", "4"], run, '"ranks": 4'),
-        (["srun", "--mpi=pmi2", "-N", "2", "-n", "4"], run, '"nodes": 2'),
-        (["srun", "--mpi=pmi2", "-n", "4"], program, "ranks 4"),
-        (["salloc", "-Q", "-N", "2", "-n", "4", mpiexec, "-n", "4"], run, '"nodes": 2'),
-        (["srun", "-n", "4"], run, ""),
-        (["srun", "-n", "4"], program, ""),
+        (["srun", *right], run, f'"ranks": {right[-1]}'),
+        *([] if is_open_mpi() else [(["srun", "-N", "2", *right], run, '"nodes": 2')]),
+        (["srun", *right], program, f"ranks {right[-1]}"),
+        (allocated, run, '"ranks": 4' if is_open_mpi() else '"nodes": 2'),
+        (allocated, program, "ranks 4"),
+        *((["srun", *how, "-n", "4"], words, "") for how in ([], [f"--mpi={other}"]) for words in (run, program)),
     ):
         begun = time.monotonic()
         done = subprocess.run([*start, *words], cwd=tmp_path, env=slurm, capture_output=True, text=True, timeout=60,
@@ -405,7 +408,7 @@ def test_launches_under_slurm(slurm, tmp_path):
             assert done.returncode == 0 and wanted in done.stdout, (start, done)
         else:
             assert done.returncode == 2 and done.stdout == "" and time.monotonic() - begun < 5, done
-            assert done.stderr.count("use srun --mpi=pmi2 -n 4") == 1, done.stderr
+            assert done.stderr.count(f"use srun --mpi={kind} -n 4") == 1, done.stderr
 
 
 @thorough

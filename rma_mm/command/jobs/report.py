@@ -16,7 +16,7 @@ import numpy as np
 from rma_mm.command.frame import Frame
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
-from rma_mm.errors import display_path
+from rma_mm.errors import count_of, display_path
 from rma_mm.kernels.choice.rates import calls_a_second
 from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
@@ -127,13 +127,13 @@ def plan_lines(plan: Plan, mesh: Mesh, shape: tuple[int, int, int]) -> list[str]
     """Return the plan, a fact on each line, as it is printed before the product runs."""
     m, n, k = shape
     nodes, grid, speeds = mesh.num_nodes, mesh.grid, plan.choice.request.speeds
-    each = f"{mesh.threads} thread{'s' * (mesh.threads > 1)}"
+    each = count_of(mesh.threads, "thread")
     note = SEMIRINGS[plan.spec.semiring.name].note
     order = "" if plan.reproducible else "; sums have no fixed order"
     return in_rows([
         ("product", f"C({m}, {n}) = A({m}, {k}) @ B({k}, {n}) {note}in {plan.c_dtype.name}"),
         *([("epilogue", plan.epilogue)] if plan.epilogue else []),
-        ("ranks", f"{mesh.size} ranks on {nodes} node{'s' * (nodes > 1)}, mesh {grid}, {each} each"),
+        ("ranks", f"{count_of(mesh.size, 'rank')} on {count_of(nodes, 'node')}, mesh {grid}, {each} each"),
         *([("speeds", f"{', '.join(f'{x:.2f}' for x in speeds)} of their mean")] if speeds else []),
         ("algorithm", f"{plan.algorithm}: {plan.why}{order}"),
     ])

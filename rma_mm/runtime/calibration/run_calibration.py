@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.errors import count_of
 from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import processor
 from rma_mm.kernels.choice.speed import square
@@ -73,7 +74,7 @@ def run_calibration(
     costs = _costs(found.points, base)
     costs["between"] = _between(costs["between"], found.long)
     _complete(costs, site)
-    new = Machine(f"{processor().strip()}, {site.size} ranks on {len(site.nodes)} nodes", {})
+    new = Machine(f"{processor().strip()}, {count_of(site.size, 'rank')} on {count_of(len(site.nodes), 'node')}", {})
     machine = replace(
         base or new, costs=costs, measured=True, **found.facts,
         kernels={**(base or new).kernels, **{name: kernel_of(*timed) for name, timed in found.products.items()}},

@@ -339,6 +339,11 @@ class Multiplicand(NDArrayOperatorsMixin):
         if at is not None and any(at[axis] for axis in self.layout.partial):
             self.tile[...] = 0
 
+    def __getattr__(self, name: str) -> Any:
+        is_numpys = not name.startswith("_") and hasattr(np.ndarray, name)
+        remedy = f"; gather the matrix first: to_numpy().{name}" * is_numpys
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{remedy}")
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the whole matrix on a mesh of one rank; else raise OptionError, as gathering is collective."""
         if self.mesh.size > 1:

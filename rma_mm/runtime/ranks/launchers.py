@@ -8,7 +8,7 @@ import sys
 import warnings
 
 from rma_mm.errors import MeshError
-from rma_mm.launch import launched_ranks
+from rma_mm.launch import interruptions_held, launched_ranks
 
 SLURM = "SLURM_STEP_NUM_TASKS"  # set by srun for what it starts
 CLASH = ("PMI_SIZE", "PMIX_NAMESPACE")
@@ -77,7 +77,7 @@ def require_start() -> None:
 
     wanted = mpi4py.rc.initialize
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
-    with warnings.catch_warnings():
+    with interruptions_held(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mpi4py suspects another launcher too, on every rank
         from mpi4py import MPI
 

@@ -21,6 +21,7 @@ from rma_mm.errors import (
     OptionError,
     Renamed,
     WindowError,
+    count_of,
     quoted,
     truncate,
 )
@@ -393,7 +394,7 @@ class Mesh:
             self.close()
 
     def __repr__(self) -> str:
-        nodes = f"{self.num_nodes} node" + "s" * (self.num_nodes != 1)
+        nodes = count_of(self.num_nodes, "node")
         return f"Mesh({self.grid}, axes {', '.join(self.names)}, {nodes}, window {self.window_flavour})"
 
 

@@ -18,22 +18,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rma_mm.errors import RmaError, in_lines, ranks_in_words
-from rma_mm.launch import launched_ranks, launcher_rank, meet_to_end, part, sign_off
+from rma_mm.launch import TRACEBACK, end_interrupted, launched_ranks, launcher_rank, part
 from rma_mm.runtime.ranks.launchers import LonelyRankError
 from rma_mm.runtime.ranks.process_group import broken
 from rma_mm.runtime.ranks.rank_state import rank_state
 from rma_mm.windows.hosts.liveness import ON_INTERRUPTION, announce_interruption
-from rma_mm.windows.hosts.segments import remove_segments
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-VARIABLE = "RMA_MM_TRACEBACK"
 TAG = 9  # of the messages by which ranks find out whether they end alike
 PATIENCE = 2.0  # seconds for which rank 0 waits for the others to raise the same
 MARGIN = 0.5  # seconds that the others wait longer, for its answer
 REFUSED = 2  # exit code of a launch that cannot be right, as of the commands
-INTERRUPTED = 130  # exit code after Ctrl-C, as of shells
 OWN = str(Path(__file__).parents[2])
 STARTER = re.compile(r"<frozen |.*/mpi4py/(run|__main__)\.py")
 """Names of files that run a program, as `python -m mpi4py` does."""
@@ -51,7 +48,7 @@ def install(comm: MPI.Intracomm | None = None) -> None:
     comm: the ranks of the mesh that is being made, once MPI has been started.
     """
     _Hook.comm = comm
-    if _Hook.before is None and os.environ.get(VARIABLE, "") in ("", "0"):
+    if _Hook.before is None and os.environ.get(TRACEBACK, "") in ("", "0"):
         _Hook.before, sys.excepthook = sys.excepthook, report
         ON_INTERRUPTION.append(_end_interrupted)
 
@@ -87,7 +84,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     if alike and comm.rank:
         return  # rank 0 prints it
     if is_of_all:
-        hint = "" if issubclass(kind, RmaError) else f"all ranks raised this; {VARIABLE}=1 prints the tracebacks\n"
+        hint = "" if issubclass(kind, RmaError) else f"all ranks raised this; {TRACEBACK}=1 prints the tracebacks\n"
         _write(text + hint)
     elif issubclass(kind, RmaError):
         _write(f"{ranks_in_words(alike or [world.rank])}: {text}")
@@ -147,19 +144,13 @@ def _forget_abort(MPI: Any) -> None:
 
 
 def _end_interrupted() -> None:
-    """End the process after Ctrl-C: MPI_Finalize would wait for calls that ranks have left.
-
-    mpiexec says by itself that it was interrupted.
-    """
+    """End the process after Ctrl-C, once the other ranks have been told of it."""
     _Hook.interrupted.acquire()  # never released: of the main and the helper thread, one ends the process
     announce_interruption()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    remove_segments()
-    if launched_ranks() > 1 and meet_to_end(2 * PATIENCE):
-        sign_off()  # else mpiexec has to end those that did not come
-    os._exit(INTERRUPTED)
+    end_interrupted()
 
 
 def _write(text: str) -> None:

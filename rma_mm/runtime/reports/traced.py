@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import OptionError, display_path
+from rma_mm.errors import OptionError, count_of, display_path
 from rma_mm.kernels.choice.rates import processor
 from rma_mm.policy.planner.tables import seconds_text
 from rma_mm.runtime.execution.tracing import Trace
@@ -124,8 +124,8 @@ def machine_facts(mesh: Mesh) -> list[tuple[str, str]]:
     from mpi4py import MPI
 
     library = library_name(MPI.Get_library_version())
-    where = f"{len(set(mesh.hosts))} host{'s' * (len(set(mesh.hosts)) > 1)}, first {socket.gethostname()}"
-    nodes = f"{mesh.size} ranks on {mesh.num_nodes} node{'s' * (mesh.num_nodes > 1)}; {where}"
+    where = f"{count_of(len(set(mesh.hosts)), 'host')}, first {socket.gethostname()}"
+    nodes = f"{count_of(mesh.size, 'rank')} on {count_of(mesh.num_nodes, 'node')}; {where}"
     return [
         ("machine", f"{nodes}; {processor().strip()}"), ("software", f"Python {sys.version.split()[0]}, {library}"),
         ("date", f"{datetime.now().astimezone():%Y-%m-%d %H:%M %z}"),
