@@ -97,6 +97,10 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         from rma_mm.errors import nearest
 
+        if not name.startswith("_"):
+            from rma_mm.runtime.ranks.uncaught import install
+
+            install()  # each rank has the error, long before the first mesh
         raise AttributeError(
             f"module 'rma_mm' has no attribute {name!r}; {nearest(name, __all__)}it has {', '.join(__all__)}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -10,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -58,12 +59,10 @@ def on_all_ranks(main: Callable[[], int]) -> int:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, end_interrupted)
+    atexit.register(hold_interruptions)  # what follows is short, and says nothing
     try:
-        if launched_ranks() > 1:
-            hold_interruptions()
-        code = main()
-        hold_interruptions()  # what follows is short, and says nothing
-        return code
+        with interruptions_held() if launched_ranks() > 1 else nullcontext():
+            return main()
     except Exception:  # noqa: BLE001 - whatever it is, the other ranks wait
         traceback.print_exc()
         return part(1)

@@ -49,6 +49,17 @@ def test_a_mesh_that_cannot_be_is_an_error_like_any(tmp_path):
     assert "product.py:2: MeshError: mesh 9x9: needs 81 ranks, and there are 4; start more" in done.stderr
 
 
+@pytest.mark.parametrize("start", STARTS)
+def test_a_misspelt_name_before_the_first_mesh(tmp_path, start):
+    done = ended(tmp_path, "rma_mm.Mehs()\n", start, begin="import rma_mm\n")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done
+    assert done.stderr.startswith("product.py:2: AttributeError: module 'rma_mm' has no attribute 'Mehs'"), done
+    body = "if rma_mm.launch.launcher_rank() == 2:\n    rma_mm.Mehs()\nrma_mm.Mesh()"
+    done = ended(tmp_path, body, start, begin="import rma_mm.launch\n")
+    assert done.returncode and done.stderr.count("has no attribute 'Mehs'") == 1, done
+    assert done.stderr.startswith("rank 2: product.py:3: AttributeError"), done
+
+
 @pytest.mark.parametrize("start", usually(1, STARTS))
 def test_an_error_of_one_rank_names_it(tmp_path, start):
     done = ended(tmp_path, "if mesh.rank == 2:\n    1 / 0\nrma_mm.matmul(a, a, mesh)\n", start)

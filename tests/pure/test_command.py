@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from rma_mm import segments
 from rma_mm.command import signals
 from rma_mm.command.options import run as arguments
 from rma_mm.command.options.run import parse
 from rma_mm.errors import MachineError, OptionError
-from rma_mm.windows.hosts import segments
 from tests.processes import ROOT
 
 

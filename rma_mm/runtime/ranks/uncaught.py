@@ -15,7 +15,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rma_mm.errors import RmaError, in_lines, ranks_in_words
 from rma_mm.launch import TRACEBACK, end_interrupted, launched_ranks, launcher_rank, part
@@ -55,15 +55,17 @@ def install(comm: MPI.Intracomm | None = None) -> None:
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception: on one rank if all have the same, else with the rank."""
-    from mpi4py import MPI
-
+    MPI = sys.modules.get("mpi4py.MPI")
     if issubclass(kind, LonelyRankError):
         _forget_abort(MPI)
         if launcher_rank() == 0:
             _write(in_lines(f"rma_mm: {error}"))
         raise SystemExit(part(REFUSED, is_alike=True))
-    is_over = not MPI.Is_initialized() or MPI.Is_finalized()
-    if hasattr(sys, "ps1") or sys.flags.interactive or is_over:
+    text = in_lines(f"{_place(trace)}{kind.__name__}: {error}")
+    is_under_way = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
+    if hasattr(sys, "ps1") or sys.flags.interactive or not is_under_way or MPI is None:
+        if MPI is None and launched_ranks() > 1 and issubclass(kind, Exception):
+            _end_before_mpi(text)
         _Hook.before(kind, error, trace)
         return
     world = MPI.COMM_WORLD
@@ -71,9 +73,8 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         if launched_ranks() == world.size == 1:
             _write("rma_mm: interrupted by SIGINT\n")
         _end_interrupted()
-    text = in_lines(f"{_place(trace)}{kind.__name__}: {error}")
     groups = rank_state().groups
-    comm = groups[0].comm if groups else _Hook.comm
+    comm = groups[0].comm if groups else _Hook.comm or world
     if world.size == 1 and not issubclass(kind, RmaError):
         _Hook.before(kind, error, trace)
         return
@@ -91,6 +92,14 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     else:
         lines = "".join(traceback.format_exception(kind, error, _from_program(trace)))
         _write(f"rma_mm: rank {world.rank} of {world.size} raised\n{lines}")
+
+
+def _end_before_mpi(text: str) -> NoReturn:
+    """Print an error on rank 0, and on others only if the ranks do not all end; end the process."""
+    rank = launcher_rank()
+    if rank == 0:
+        _write(text)
+    raise SystemExit(part(1, f"rank {rank}: {text}" if rank else ""))
 
 
 def _from_program(trace: TracebackType | None) -> TracebackType | None:
