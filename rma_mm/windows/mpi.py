@@ -25,6 +25,7 @@ from rma_mm.windows.base import (
 )
 from rma_mm.windows.boxes.copying import Box, axes, chunks, strided_elements
 from rma_mm.windows.boxes.datatypes import ADDED_AS, MOVED_AS, Placed, operation, trusted
+from rma_mm.windows.hosts.huge_pages import Remapped
 from rma_mm.windows.ranks import node_map
 from rma_mm.windows.reach import Reach
 from rma_mm.windows.waiting import barrier, wait, wait_until
@@ -70,6 +71,8 @@ class Exposed(NamedTuple):
     owner: MPI.Win | None = None  # the one whose freeing unmaps the memory; None if arrays keep it
     node: MPI.Comm = MPI.COMM_NULL
     """The communicator of `owner`, freed after it: MPICH 5.0.2 corrupts other windows if it is freed first."""
+    remapped: Remapped | None = None
+    """The further mapping of the owner's memory that `bases` show, closed after it."""
 
 
 class MpiWindow(Reach):
@@ -88,11 +91,12 @@ class MpiWindow(Reach):
         nodes = node_map(comm) if node_of is None else node_of
         info = window_info()
         try:
-            window, bases, sizes, others, self._owner, self._node = self.exposed(comm, memory, nodes, info)
+            made = self.exposed(comm, memory, nodes, info)
         finally:
             info.Free()
-        super().__init__(comm.rank, nodes, sizes, bases)
-        self._comm, self._win, self._wins = comm, window, (window, *others)
+        super().__init__(comm.rank, nodes, made.sizes, made.bases)
+        self._comm, self._win, self._wins = comm, made.window, (made.window, *made.others)
+        self._owner, self._node, self._remapped = made.owner, made.node, made.remapped
         self.chunk_bytes = min(chunk_bytes, CHUNK_BYTES)
         self._queues: dict[int, deque[MPI.Request]] = {}
         self._unflushed: set[int] = set()
@@ -182,6 +186,8 @@ class MpiWindow(Reach):
                     each.Free()
             if self._node != MPI.COMM_NULL and not leave_memory:
                 self._node.Free()
+        if self._remapped is not None and not leave_memory:
+            self._remapped.close()
         self.forget_memory()
 
     # -- for transfers ----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rma_mm.errors import MemoryLimitError
 from rma_mm.flavours import SHARED
 from rma_mm.windows.base import aligned_bytes, window_bytes
+from rma_mm.windows.hosts.huge_pages import Remapped, collapse
 from rma_mm.windows.hosts.shm_limits import SEGMENTS, free_segment_bytes
 from rma_mm.windows.mpi import Exposed, MpiWindow
 from rma_mm.windows.ranks import exposed_sizes
@@ -37,31 +38,35 @@ class SharedWindow(MpiWindow):
         mates = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
         node = MPI.Intracomm(comm.Split(nodes[comm.rank], comm.rank))
         segment: MPI.Win | None = None
+        remapped: Remapped | None = None
         problem: str | None = None
         bases = {}
         if len(mates) == 1:
             bases = {comm.rank: aligned_bytes(memory)}
         else:
             try:
-                segment, bases = _segment(node, sizes, mates, info)
+                segment, bases, remapped = _segment(node, sizes, mates, info)
             except MPI.Exception as error:
                 problem = f"MPI cannot allocate shared memory ({error}); use the window 'allocated'"
         exposed_sizes(comm, memory, problem)
         if segment is not None and len(mates) == comm.size:
-            return Exposed(segment, bases, sizes, owner=segment, node=node)
+            return Exposed(segment, bases, sizes, owner=segment, node=node, remapped=remapped)
         window = MPI.Win.Create(bases[comm.rank], 1, info, comm)
-        return Exposed(window, bases, sizes, () if segment is None else (segment,), segment, node)
+        return Exposed(window, bases, sizes, () if segment is None else (segment,), segment, node, remapped)
 
 
 def _segment(
     node: MPI.Intracomm, sizes: tuple[int, ...], mates: list[int], info: MPI.Info
-) -> tuple[MPI.Win, dict[int, NDArray[np.uint8]]]:
+) -> tuple[MPI.Win, dict[int, NDArray[np.uint8]], Remapped]:
     """Return the node's shared segment, and the part of each of its ranks (`mates`). Collective over `node`."""
     segment = MPI.Win.Allocate_shared(sizes[mates[node.rank]], 1, info, node)
-    bases = {rank: window_bytes(segment.Shared_query(at)[0], sizes[rank]) for at, rank in enumerate(mates)}
-    # pages are only promised until touched: take them now, on this rank's side of the machine
-    bases[mates[node.rank]][::PAGE] = 0
-    return segment, bases
+    parts = {rank: window_bytes(segment.Shared_query(at)[0], sizes[rank]) for at, rank in enumerate(mates)}
+    remapped = Remapped()
+    bases = {rank: remapped.shown(part) for rank, part in parts.items()}
+    own = bases[mates[node.rank]]
+    collapse(own)
+    own[::PAGE] = 0  # pages are only promised until touched: take them now, on this rank's side of the machine
+    return segment, bases, remapped
 
 
 def _require_space(comm: MPI.Intracomm, sizes: tuple[int, ...], nodes: tuple[int, ...]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from rma_mm.windows import absent, open_window
 from rma_mm.windows import shared as shared_module
 from rma_mm.windows.base import Patch, Window
 from rma_mm.windows.boxes.datatypes import ADDED_AS
+from rma_mm.windows.hosts.huge_pages import HUGE, Remapped, collapse
 from rma_mm.windows.ranks import node_map
 from rma_mm.windows.waiting import barrier
 from tests.conformance import WindowConformance, conform
@@ -86,6 +90,43 @@ def test_shared_reaches_the_node(comm: MPI.Intracomm) -> None:
     window = open_window("shared", comm, 8)
     assert [window.reaches(rank) for rank in range(comm.size)] == [node == nodes[comm.rank] for node in nodes]
     window.close()
+
+
+def huge_bytes(memory: Array) -> int:
+    """Bytes of huge pages under shared memory, as the system tells of the addresses where it is mapped."""
+    at, found = memory.ctypes.data, 0
+    is_here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_here = int(span[1], 16) <= at < int(span[2], 16)
+        elif is_here and line.startswith("ShmemPmdMapped:"):
+            found = 1024 * int(line.split()[1])
+    return found
+
+
+@parallel(ranks=(1, 2, 3), env=("node",))
+def test_large_shared_memory_lies_in_huge_pages(comm: MPI.Intracomm) -> None:
+    nbytes = 3 * HUGE + 4096  # no part but the first starts at a multiple
+    before = Path("/proc/self/maps").read_text().count("/dev/shm")
+    window = open_window("shared", comm, nbytes)
+    here = window.view(comm.rank, 0, (1, nbytes), (nbytes, 1), np.dtype(np.uint8))
+    assert here is not None
+    if comm.size > 1:
+        trial = np.frombuffer(mmap.mmap(-1, 3 * HUGE), np.uint8)  # does this system put any under shared memory?
+        trial = Remapped().shown(trial)
+        collapse(trial)
+        if all(comm.allgather(huge_bytes(trial) > 0)):
+            assert huge_bytes(here) >= 2 * HUGE
+    here[...] = comm.rank + 1
+    comm.Barrier()
+    following = (comm.rank + 1) % comm.size
+    there = window.view(following, 0, (1, nbytes), (nbytes, 1), np.dtype(np.uint8))
+    assert there is not None and (there == following + 1).all()
+    assert window.fetch_add(following, 3 * HUGE, 0) == int.from_bytes(bytes([following + 1]) * 8)  # MPI's own mapping
+    comm.Barrier()
+    del here, there
+    window.close()
+    assert Path("/proc/self/maps").read_text().count("/dev/shm") <= before
 
 
 @parallel(ranks=(2,), env=("node",))
