@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rma_mm.errors import MemoryLimitError
 from rma_mm.flavours import SHARED
 from rma_mm.windows.base import aligned_bytes, window_bytes
-from rma_mm.windows.hosts.huge_pages import Remapped, collapse
+from rma_mm.windows.hosts.huge_pages import Remapped
 from rma_mm.windows.hosts.shm_limits import SEGMENTS, free_segment_bytes
 from rma_mm.windows.mpi import Exposed, MpiWindow
 from rma_mm.windows.ranks import exposed_sizes
@@ -64,7 +64,7 @@ def _segment(
     remapped = Remapped()
     bases = {rank: remapped.shown(part) for rank, part in parts.items()}
     own = bases[mates[node.rank]]
-    collapse(own)
+    remapped.collapse(own)
     own[::PAGE] = 0  # pages are only promised until touched: take them now, on this rank's side of the machine
     return segment, bases, remapped
 

@@ -26,6 +26,7 @@ from rma_mm.runtime.watching.tally import FAR_LINKS, Tally
 from rma_mm.runtime.watching.totals import Totals, require_client
 from rma_mm.unfinished import check_target, real_path, write_whole
 from rma_mm.windows.base import Counters
+from rma_mm.windows.hosts.huge_pages import note_product
 from rma_mm.windows.waiting import reduced
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ class Metrics:
         total.messages += traffic.messages
         total.messages_inter += traffic.messages_inter
         self._last = elapsed, multiplying, waiting, traffic
+        note_product(elapsed)
         if tally.moving != self._moving:
             self._moving = tally.moving
             self._look_at_links()

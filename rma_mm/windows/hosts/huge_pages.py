@@ -3,12 +3,18 @@
 Linux gives private memory huge pages, as NumPy asks for them, but not shared segments: its setting `shmem_enabled` is
 `never` by default. MADV_COLLAPSE (Linux 6.1) puts them under a segment all the same, where it is mapped at a multiple
 of their size. MPI maps it anywhere, so it is mapped once more.
+
+A huge page takes 0.3 ms where the system has one at hand, less than the pages that it replaces, and 4 ms where it must
+first move others. The latter pays for programs that multiply for long.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +24,9 @@ from numpy.typing import NDArray
 
 HUGE = 2**21  # bytes of a huge page of x86-64, and of ARM with pages of 4 KiB
 COLLAPSE = 25  # MADV_COLLAPSE
+PIECE = 4 * HUGE  # bytes for which one call asks
+PATIENCE = 0.002  # seconds for a huge page until small ones are taken instead
+WORTH = 40_000_000  # nanoseconds of products that a slow huge page makes faster by what it takes
 NOTHING = 0  # PROT_NONE
 MAY_MOVE, FIXED = 1, 2  # MREMAP_MAYMOVE, MREMAP_FIXED
 NORESERVE = 0x4000  # MAP_NORESERVE
@@ -45,6 +54,8 @@ class Remapped:
     def __init__(self) -> None:
         self._moved: dict[FileMapping, int] = {}
         self._mapped = list(_mapped())
+        self.rest = np.empty(0, np.uint8)  # what has small pages, although it fits
+        self.worth = 0  # nanoseconds of products since then
 
     def shown(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the same bytes at an address at which huge pages fit; `memory` itself where there is none."""
@@ -57,20 +68,49 @@ class Remapped:
         there = (ctypes.c_uint8 * memory.nbytes).from_address(at + self._moved[found] - found.start)
         return np.ctypeslib.as_array(there)
 
+    def collapse(self, own: NDArray[np.uint8]) -> None:
+        """Put huge pages under new memory, as far as the system has them at hand; `note_product` goes on."""
+        self.rest = collapse(own, PATIENCE, is_new=True)
+        if self.rest.nbytes >= HUGE:
+            _waiting.add(self)
+
     def close(self) -> None:
+        _waiting.discard(self)
         for old, new in self._moved.items():
             if new != old.start:
                 _libc.munmap(new, old.end - old.start)
         self._moved.clear()
 
 
-def collapse(memory: NDArray[np.uint8]) -> None:
-    """Put huge pages under memory, where they fit and the system has them. Contents that were not written are zeros."""
-    start = -(-memory.ctypes.data // HUGE) * HUGE
-    end = (memory.ctypes.data + memory.nbytes) // HUGE * HUGE
-    if start < end:
-        memory[start - memory.ctypes.data : end - memory.ctypes.data : HUGE] = 0  # it takes what is there in part
-        _libc.madvise(start, end - start, COLLAPSE)
+_waiting: weakref.WeakSet[Remapped] = weakref.WeakSet()  # those with a rest
+
+
+def note_product(nanoseconds: int) -> None:
+    """Count a product, and put huge pages under what has small ones once products have taken long enough. Local."""
+    for each in list(_waiting) if _waiting else ():
+        each.worth += nanoseconds
+        if each.worth > WORTH * (each.rest.nbytes // HUGE):
+            collapse(each.rest)
+            _waiting.discard(each)
+
+
+def collapse(memory: NDArray[np.uint8], patience: float = math.inf, is_new: bool = False) -> NDArray[np.uint8]:
+    """Put huge pages under memory, where they fit; return the part from which they took more than `patience` seconds.
+
+    is_new: nothing is in the memory yet, and the system has given no pages.
+    """
+    start = -memory.ctypes.data % HUGE
+    while start + HUGE <= memory.nbytes:
+        length = min(PIECE, (memory.nbytes - start) // HUGE * HUGE)
+        begun = time.perf_counter()
+        if is_new:
+            memory[start : start + length : HUGE] = 0  # it takes what is there in part
+        if _libc.madvise(memory.ctypes.data + start, length, COLLAPSE):
+            return memory[:0]  # this system has none
+        start += length
+        if time.perf_counter() - begun > patience * length / HUGE:
+            break
+    return memory[start:]
 
 
 def _moved(old: FileMapping) -> int:
