@@ -233,6 +233,7 @@ import os, rma_mm, signal, threading
 def for_ever(mesh):
     while True:
         mesh.comm.Split(0)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here
 with rma_mm.pretend(3) as mesh:
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
     mesh.run(for_ever)

@@ -173,7 +173,9 @@ def test_after_calls_that_fail_ranks_still_agree_on_when_to_change(comm):
             assert np.array_equal(whole.execute(A, A).to_numpy(), a @ a)
         assert "times the seconds predicted" in mesh.fallbacks[0]
         made, first = plans.Prepared, hindered.algorithm
-        for _ in range(LOOKS + 3):
+        for _ in range(9 * LOOKS):  # products in which a rank was slow do not count
+            if not hindered.adapt:
+                break
             failing = [WindowError("no memory"), *[mock.DEFAULT] * 9]
             with mock.patch.object(plans, "Prepared", wraps=made, side_effect=failing):
                 assert np.array_equal(hindered.execute(A, A).to_numpy(), a @ a)
