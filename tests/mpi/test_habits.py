@@ -262,7 +262,6 @@ def test_names_after_import_alone():
     assert "random" in dir(rma_mm)
 
 
-
 @parallel(ranks=(1, 4), env=("node",))
 def test_what_arrays_have_and_matrices_have_not(comm):
     with Mesh(comm.size, comm) as mesh:

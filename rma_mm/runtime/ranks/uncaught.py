@@ -55,7 +55,7 @@ def install(comm: MPI.Intracomm | None = None) -> None:
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception: on one rank if all have the same, else with the rank."""
-    MPI = sys.modules.get("mpi4py.MPI")
+    MPI: Any = sys.modules.get("mpi4py.MPI")  # which must not be started for this
     if issubclass(kind, LonelyRankError):
         _forget_abort(MPI)
         if launcher_rank() == 0:
@@ -63,7 +63,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         raise SystemExit(part(REFUSED, is_alike=True))
     text = in_lines(f"{_place(trace)}{kind.__name__}: {error}")
     is_under_way = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
-    if hasattr(sys, "ps1") or sys.flags.interactive or not is_under_way or MPI is None:
+    if hasattr(sys, "ps1") or sys.flags.interactive or not is_under_way:
         if MPI is None and launched_ranks() > 1 and issubclass(kind, Exception):
             _end_before_mpi(text)
         _Hook.before(kind, error, trace)

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import zip_longest
 from textwrap import wrap
 
+from rma_mm.errors import count_of
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS
@@ -215,7 +216,7 @@ def heading(schedule: Schedule, labels: Labels) -> list[str]:
     mesh = schedule.mesh
     shapes = {x: " × ".join(map(str, home.shape)) for x, home in schedule.homes.items()}
     product = "C ({C}) = A ({A}) · B ({B})" if schedule.shape else "A ({A}) is moved into C"
-    lines = [f"Mesh {mesh}: {mesh.size} rank{'s' * (mesh.size > 1)}. {product.format(**shapes)}."]
+    lines = [f"Mesh {mesh}: {count_of(mesh.size, 'rank')}. {product.format(**shapes)}."]
     for name, parts in zip(DIMS, labels.parts, strict=True):
         numbered = [f"{n} = {part}" for n, part in enumerate(parts[:TURNS])]
         more = [f"… {len(parts) - 1}"] if len(parts) > TURNS else []

@@ -16,6 +16,7 @@ import mmap
 import time
 import weakref
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,15 +54,20 @@ class Remapped:
 
     def __init__(self) -> None:
         self._moved: dict[FileMapping, int] = {}
-        self._mapped = list(_mapped())
         self.rest = np.empty(0, np.uint8)  # what has small pages, although it fits
-        self.worth = 0  # nanoseconds of products since then
+        self.products = 0  # nanoseconds of products since then
+
+    @cached_property
+    def _mapped(self) -> list[FileMapping]:
+        return list(_mapped())
 
     def shown(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the same bytes at an address at which huge pages fit; `memory` itself where there is none."""
+        if memory.nbytes < HUGE:
+            return memory
         at = memory.ctypes.data
         found = next((each for each in self._mapped if each.start <= at and at + memory.nbytes <= each.end), None)
-        if found is None or memory.nbytes < HUGE or not (found.start - found.offset) % HUGE:
+        if found is None or not (found.start - found.offset) % HUGE:
             return memory
         if found not in self._moved:
             self._moved[found] = _moved(found)
@@ -88,8 +94,8 @@ _waiting: weakref.WeakSet[Remapped] = weakref.WeakSet()  # those with a rest
 def note_product(nanoseconds: int) -> None:
     """Count a product, and put huge pages under what has small ones once products have taken long enough. Local."""
     for each in list(_waiting) if _waiting else ():
-        each.worth += nanoseconds
-        if each.worth > WORTH * (each.rest.nbytes // HUGE):
+        each.products += nanoseconds
+        if each.products > WORTH * (each.rest.nbytes // HUGE):
             collapse(each.rest)
             _waiting.discard(each)
 
