@@ -9,6 +9,7 @@ import pytest
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.geometry.span import Region
+from rma_mm.runtime.matrices import move
 from rma_mm.windows.ranks import node_map
 from tests.launch import parallel
 from tests.processes import mpirun
@@ -49,6 +50,22 @@ def test_a_slice_crosses_once_for_each_node(comm, grid):
         assert words == wanted[grid]
     else:  # one of the axes lies within nodes, and what the ranks of a node fetch along the other differs
         assert words == (m * k if nodes[0] == nodes[2] else k * n)
+
+
+@parallel(ranks=(4, 6), env=("cliques",))
+def test_a_replicated_matrix_crosses_once_for_each_node(comm, monkeypatch):
+    """Also one that every rank collects, whatever the grid, and where memory is too large to be staged."""
+    x = np.arange(256.0 * 256).reshape(256, 256)
+    for grid in ((2, comm.size // 2), (comm.size, 1)):
+        with Mesh(grid, comm) as mesh:
+            A = DistMatrix.from_numpy(x, mesh, "P('i', 'j')")
+            counters = A.block.window.counters
+            for staged in (None, 2**22, 0):
+                monkeypatch.setattr(move, "STAGED", staged)
+                before = counters.words_inter
+                found = A.redistribute("*, *").tile if staged is None else A.to_numpy()
+                assert np.array_equal(found, x)
+                assert comm.allreduce(counters.words_inter - before) == x.size  # of two nodes each lacks the other's
 
 
 @parallel(ranks=(4, 6), env=("cliques", "nolocal", "node"))

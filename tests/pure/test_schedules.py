@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, candidates, placed_problem, placements_taken
 from rma_mm.schedule.algorithm import Algorithm, PlacedProblem
 from rma_mm.schedule.interpret import Outcome, interpret
-from rma_mm.schedule.lowering import decisions
+from rma_mm.schedule.lowering import decisions, redistribute
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Barrier, Copy, Multiply, Op
@@ -189,14 +190,15 @@ def moves(draw: st.DrawFn) -> tuple[MeshShape, tuple[int, int], Layout, Layout]:
 
 
 @pure(100)
-@given(moves(), seeds)
+@given(moves(), seeds, st.booleans())
 def test_redistribution_between_any_two_placements(
-    move: tuple[MeshShape, tuple[int, int], Layout, Layout], seed: int
+    move: tuple[MeshShape, tuple[int, int], Layout, Layout], seed: int, is_readable: bool
 ) -> None:
     mesh, shape, source, target = move
     rng = np.random.default_rng(seed)
     x = whole_numbers(rng, shape)
-    schedule = redistribution(mesh, shape, source, target)
+    with patch.object(redistribute, "LEAST", 0):
+        schedule = redistribution(mesh, shape, source, target, is_readable)
     verify(schedule)
     prove(schedule)
     homes = {"A": distribute(x, source, mesh, rng), "C": nothing(target, mesh, shape)}

@@ -342,6 +342,48 @@ def test_summand_left_out_or_added_twice() -> None:
         found(planted(move, nth(Accumulate, change)), "not-once", "A+", "each of its 2 summands once")
 
 
+# -- what ranks of a node bring to it together ----------------------------------------------------
+
+
+def replication() -> Schedule:
+    """The schedule by which all of two nodes of two ranks get a matrix, half of which a node lacks."""
+    mesh = MeshShape((2, 2), node_of_rank=(0, 0, 1, 1))
+    return redistribution(mesh, (128, 128), parse_layout("i, j", mesh), parse_layout("*, *", mesh), is_readable=True)
+
+
+def turned(ops: list[Op]) -> list[Op]:
+    """What stands behind the meeting, the meeting, and what stood before it."""
+    at = next(n for n, op in enumerate(ops) if isinstance(op, Barrier))
+    return [*ops[at + 1 :], ops[at], *ops[:at]]
+
+
+def test_pieces_of_others_are_taken_when_they_are_there() -> None:
+    verify(replication())
+    prove(replication())
+    for change in (nth(Barrier, dropped), turned):
+        for check in (verify, prove):
+            with pytest.raises(ScheduleError) as error:
+                check(planted(replication(), change, None))
+            assert error.value.code in ("race", "not-final")
+
+
+def test_a_piece_is_not_taken_from_who_takes_it_in_turn() -> None:
+    """Each of two ranks takes the same piece from the other, after the meeting."""
+
+    def circular(op: Op) -> list[Op]:
+        assert isinstance(op, Copy)
+        mate = 1 - op.dst.rank
+        return [replace(op, src=replace(op.dst, rank=mate), step=1)]
+
+    def behind(ops: list[Op]) -> list[Op]:
+        return [*ops[1:], *circular(ops[0])]
+
+    for check in (verify, prove):
+        with pytest.raises(ScheduleError) as error:
+            check(planted(replication(), behind))
+        assert error.value.code == "not-final"
+
+
 # -- faults that verify does not find yet ---------------------------------------------------------
 
 

@@ -21,13 +21,16 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.checked_product import checked_move
-from rma_mm.schedule.lowering.redistribute import redistribution
+from rma_mm.schedule.lowering.redistribute import can_share, redistribution
 from rma_mm.schedule.ops import Accumulate, Copy
 from rma_mm.schedule.schedule import STAGE, remembered
 from rma_mm.windows import Window
 
 LANDING = f"{COPIED}C"  # the scratch for what does not come straight to its place
 BOUND = 8  # sources that are kept bound
+STAGED = 2**22
+"""Bytes of a matrix up to which ranks of a node that all collect it do so in windows, beside the copy that each gets:
+windows on memory of their own take milliseconds to open."""
 RELAY = 2**28  # bytes of one message to ranks beyond the grid
 
 
@@ -50,8 +53,8 @@ class Redistribution:
     ) -> None:
         """result, block: as of `move`. Collective."""
         self.mesh, self.target, self.result = mesh, target, result
-        self.schedule = remembered(redistribution(mesh.grid, shape, source, target))
-        prove_once(mesh, self.schedule, "redistribute", (shape, source, target))
+        self.schedule = remembered(redistribution(mesh.grid, shape, source, target, block is not None))
+        prove_once(mesh, self.schedule, "redistribute", (shape, source, target, block is not None))
         self.blocks = {"C": block} if block else {}
         arrives = accumulator(dtype) if source.partial else dtype
         if source.partial:  # each element once, in the type it is summed in
@@ -127,8 +130,13 @@ def collected(source: Stored, root: int | None) -> NDArray[Any] | None:
         root = None if root is None else checked_root(root, mesh.size, "the mesh's communicator")
     layout = everywhere() if root is None else pinned(mesh, root if root < mesh.grid.size else 0)
     wanted = mesh.is_member and bool(layout.holds(mesh.grid.coords(mesh.rank)))
+    is_shared = can_share(mesh.grid, source.shape, source.layout, layout)
+    if is_shared and source.shape[0] * source.shape[1] * source.dtype.itemsize <= STAGED:
+        made = Stored.allocated(mesh, source.shape, source.dtype, layout)
+        move(source, layout, made.tile, made.block)
+        return _relayed(mesh, made.tile.copy(), source, root)
     whole = np.empty(source.shape if wanted else (0, 0), source.dtype)
-    move(source, layout, whole)
+    move(source, layout, whole, Stored.adopted(mesh, whole) if is_shared else None)
     return _relayed(mesh, whole, source, root)
 
 

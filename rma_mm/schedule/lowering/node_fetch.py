@@ -120,7 +120,7 @@ def fetch_together(ops: list[Op], rank: int, decisions: LoweringDecisions, x: st
             chunks = decisions.problem.chunks.get(x)
             turn = n + (x == "B") if chunks else 0  # each in turn reads one of few chunks
             at = (group.index(rank) + turn) % len(group)
-            if piece := _piece(op.dst.region, at, len(group), chunks or (1, 1)):
+            if piece := even_piece(op.dst.region, at, len(group), chunks or (1, 1)):
                 result.append(Copy(replace(op.src, region=piece), replace(places[n], region=piece), op.step))
             if op is wanted[op.dst.buffer][-1]:  # type: ignore[index]
                 result.append(Post(f"{x} {HERE}", slots[n], op.step))
@@ -179,7 +179,7 @@ def _reading(op: Multiply, number: dict[Slot, int], places: list[Ref]) -> tuple[
     return op, newest
 
 
-def _piece(region: Region, index: int, count: int, chunks: tuple[int, int]) -> Region:
+def even_piece(region: Region, index: int, count: int, chunks: tuple[int, int] = (1, 1)) -> Region:
     """One of `count` pieces of a box, cut along its longer side, or the one of more chunks, where none is cut."""
     longer = 0 if len(region[0]) // chunks[0] >= len(region[1]) // chunks[1] else 1
     span, chunk = region[longer], chunks[longer]

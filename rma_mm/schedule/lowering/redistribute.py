@@ -1,23 +1,32 @@
 """A matrix from one placement to any other, as a schedule: every rank pulls what its new tiles need.
 
-Summands of a partial source are first pushed into a placement that holds each element once.
+Summands of a partial source are first pushed into a placement that holds each element once. What several ranks of a
+node need from other nodes crosses to the node once: each of them pulls a piece, and then the others' pieces from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
+from rma_mm.schedule.lowering.node_fetch import even_piece
 from rma_mm.schedule.ops import Accumulate, Barrier, Copy, Finish, Op, Ref, Scale
 from rma_mm.schedule.schedule import STAGE, Home, Schedule, home_region
 
+LEAST = 2**14  # words of a matrix from which on less traffic between nodes is worth one more meeting
 
-def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: Layout) -> Schedule:
+
+def redistribution(
+    mesh: MeshShape, shape: tuple[int, int], source: Layout, target: Layout, is_readable: bool = False
+) -> Schedule:
     """Return the schedule that fills C (placed by `target`) with A (placed by `source`).
 
-    A partial target gets the matrix as one of its summands, the others are zero.
+    A partial target gets the matrix as one of its summands, the others are zero. is_readable: whether ranks may read
+    each other's C, so that those of a node can share what comes from other nodes.
     """
     homes = {"A": Home(shape, source), "C": Home(shape, target)}
     name, layout = "A", source
@@ -25,16 +34,64 @@ def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, targ
         name, layout = "A" + STAGE, source.single(mesh)
         homes[name] = Home(shape, layout)
 
+    are_shared = is_readable and can_share(mesh, shape, source, target)
+
     def program(rank: int) -> list[Op]:
         ops: list[Op] = [*sum_partial(mesh, shape, "A", source, rank)] if source.partial else []
         home = home_region(target, shape, mesh, rank)
         coords = target.coords(mesh, rank) or {}
-        if any(coords.get(axis) for axis in target.partial):
-            mine = Ref(rank, "C", home)
-            return [*ops, Scale(mine, False, 0), Finish(mine, 0)] if home else ops
-        return ops + copies(mesh, shape, layout, (name, "C"), home, rank)
+        found: list[Copy] = []
+        if not any(coords.get(axis) for axis in target.partial):
+            found = copies(mesh, shape, layout, (name, "C"), home, rank)
+        elif home:
+            ops += [Scale(Ref(rank, "C", home), False, 0), Finish(Ref(rank, "C", home), 0)]
+        return ops + (shared(mesh, found, replicas(mesh, target)[rank], rank) if are_shared else [*found])
 
     return Schedule(mesh, homes, program)
+
+
+def can_share(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: Layout) -> bool:
+    """True if ranks of a node are to hold the same part of a large matrix, and there are other nodes.
+
+    Not if a replica's own place says which parts of the source it takes.
+    """
+    is_alike = not set(source.skew_axes) & set(source.replicated_axes(mesh))
+    is_large = shape[0] * shape[1] >= LEAST and not mesh.is_one_node
+    return is_large and is_alike and any(len(group) > 1 for group in replicas(mesh, target))
+
+
+@lru_cache(maxsize=16)
+def replicas(mesh: MeshShape, target: Layout) -> list[tuple[int, ...]]:
+    """Return for each rank the ranks of its node that hold what it holds, itself included."""
+    free = set(target.replicated_axes(mesh)) - set(target.skew_axes)
+
+    def held(rank: int) -> object:
+        at = target.coords(mesh, rank)
+        where = None if at is None or not target.holds(at) else tuple(at[axis] for axis in at if axis not in free)
+        return mesh.node_of_rank[rank], where
+
+    alike: dict[object, list[int]] = {}
+    for rank in mesh.ranks:
+        alike.setdefault(held(rank), []).append(rank)
+    return [tuple(alike[held(rank)]) for rank in mesh.ranks]
+
+
+def shared(mesh: MeshShape, found: list[Copy], group: tuple[int, ...], rank: int) -> list[Op]:
+    """Copies into C, of which a rank makes its piece of those from other nodes; the others' are in C of its `group`."""
+    nodes, far, near, passed = mesh.node_of_rank, list[Op](), list[Op](), list[Op]()
+    for op in found:
+        if len(group) == 1 or nodes[op.src.rank] == nodes[rank]:
+            near.append(op)
+            continue
+        at = group.index(rank)
+        for n in (*range(at, len(group)), *range(at)):
+            if piece := even_piece(op.dst.region, n, len(group)):
+                dst = replace(op.dst, region=piece)
+                if n == at:
+                    far.append(Copy(replace(op.src, region=piece), dst, 0))
+                else:
+                    passed.append(Copy(replace(dst, rank=group[n]), dst, 1))
+    return [*far, *near, Barrier(0), *passed]
 
 
 def sum_partial(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank: int) -> Iterator[Op]:

@@ -152,12 +152,12 @@ class _Checker:
         check_whole(self.schedule, rank, op, op.src)
         self.touch(rank, op, op.src, "read")
         self.touch(rank, op, op.dst, "write")
-        if not isinstance(op.dst.buffer, Slot):
-            self.fill_home(rank, op, op.dst, op.src.rank)
-            return
         if op.src.buffer == "C":
             self.final(rank, op, op.src)
-        self.scratch.fill(rank, op, op.dst)
+        if isinstance(op.dst.buffer, Slot):
+            self.scratch.fill(rank, op, op.dst)
+        else:
+            self.fill_home(rank, op, op.dst)
 
     @handlers.on(ops.Post)
     def post(self, op: ops.Post, rank: int) -> None:
@@ -167,16 +167,15 @@ class _Checker:
     def await_(self, op: ops.Await, rank: int) -> None:
         self.order.learn(rank, op)
 
-    def fill_home(self, rank: int, op: Op, dst: Ref, owner: int) -> None:
+    def fill_home(self, rank: int, op: Op, dst: Ref) -> None:
         """Record that a part of a home is in transit: of C from its owner, of A+ and B+ from the plan."""
         if dst.buffer == "C":
-            self.final(rank, op, replace(dst, rank=owner))
             self.finished[rank].append(dst.region)
         self.open(rank, op, dst)
 
     def final(self, rank: int, op: Op, src: Ref) -> None:
         """Check that a part of C is finished before it is read."""
-        if self.schedule.shape and not covers(self.finished[src.rank], src.region):
+        if not covers(self.finished[src.rank], src.region):
             fail(rank, op, "not-final", "the source is not finished")
 
     @handlers.on(Mirror)
@@ -260,8 +259,10 @@ class _Checker:
             self.touch(rank, op, dst, "write")
             if isinstance(dst.buffer, Slot):
                 self.scratch.fill(rank, op, dst).awaited.append(((source, rank, dst.operand), dst.region))
-            else:
-                self.fill_home(rank, op, dst, source)
+                continue
+            if dst.buffer == "C":
+                self.final(rank, op, replace(dst, rank=source))
+            self.fill_home(rank, op, dst)
 
     @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift, rank: int) -> None:

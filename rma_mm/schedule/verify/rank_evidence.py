@@ -55,6 +55,7 @@ class _RankEvidence:
         self.opened: dict[str, list[Region]] = defaultdict(list)
         self.finished: list[Region] = []
         self.taken: list[Region] = []  # parts of C that others computed
+        self.filled: dict[int, list[Region]] = {}  # rank → parts of its C that it fills from A
         self.frames: dict[str, Slot] = {}
         self.slots: dict[Slot, _Scratch] = defaultdict(_Scratch)
         self.known: set[tuple[Slot, Region]] = set()
@@ -145,14 +146,16 @@ class _RankEvidence:
         if src.buffer == "C":  # before anything is cleared of it; what goes to replicas, when all of it is there
             self.epochs[MIRRORED].note(self.epoch, *(["opened"] if isinstance(dst.buffer, Slot) else []),
                                        first="" if isinstance(dst.buffer, Slot) else "first_taken")
-        if src.buffer == "C" and self.output_layout and not src.region.issubset(self.computed(src.rank)):
+        if src.buffer == "C" and not self.is_final(src):
             fail(self.rank, op, "not-final", "the source is not finished")
         if isinstance(dst.buffer, Slot) and dst.buffer.group:
             self.shared_slots.fill(op, dst)
         elif isinstance(dst.buffer, Slot):
             self.fill(dst)
-        elif dst.buffer == "C":  # of no one else's concern: others take what this rank finished
+        elif dst.buffer == "C":  # of no one else's concern: others take what this rank finished, or filled by itself
             self.taken.append(dst.region)
+            if src.buffer != "C":
+                self.epochs["C"].note(self.epoch, "written")
         else:
             assert isinstance(dst.buffer, str)
             self.open(op, dst)
@@ -264,6 +267,15 @@ class _RankEvidence:
         if self.output_layout is None:
             return self.schedule.home("C", rank)
         return home_region(self.output_layout, self.schedule.homes["C"].shape, self.schedule.mesh, rank)
+
+    def is_final(self, src: Ref) -> bool:
+        """True if a part of C is finished by the rank that holds it, or filled from A if nothing is multiplied."""
+        if self.output_layout:
+            return src.region.issubset(self.computed(src.rank))
+        if src.rank not in self.filled:
+            copies = [op for op in expand(self.schedule, src.rank) if isinstance(op, ops.Copy)]
+            self.filled[src.rank] = [op.dst.region for op in copies if op.dst.buffer == "C" != op.src.buffer]
+        return covers(self.filled[src.rank], src.region)
 
     def evidence(self, program: Sequence[Op]) -> Evidence:
         """Return the evidence of this rank.
