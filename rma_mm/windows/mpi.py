@@ -26,6 +26,7 @@ from rma_mm.windows.base import (
 from rma_mm.windows.boxes.copying import Box, axes, chunks, strided_elements
 from rma_mm.windows.boxes.datatypes import ADDED_AS, MOVED_AS, Placed, operation, trusted
 from rma_mm.windows.hosts.huge_pages import Remapped
+from rma_mm.windows.hosts.mappings import Kept
 from rma_mm.windows.ranks import node_map
 from rma_mm.windows.reach import Reach
 from rma_mm.windows.waiting import barrier, wait, wait_until
@@ -180,11 +181,14 @@ class MpiWindow(Reach):
             self.flush()
             if self._comm != MPI.COMM_NULL:
                 barrier(self._comm)
+            kept = Kept(self._bases.values() if leave_memory else ())
+            is_freed = not leave_memory or self._comm.allreduce(self._owner is None or kept.is_whole, MPI.LAND)
             for each in self._wins:
                 each.Unlock_all()
-                if not (leave_memory and each is self._owner):
+                if is_freed or each is not self._owner:
                     each.Free()
-            if self._node != MPI.COMM_NULL and not leave_memory:
+            kept.put_back()
+            if self._node != MPI.COMM_NULL and is_freed:
                 self._node.Free()
         if self._remapped is not None and not leave_memory:
             self._remapped.close()
