@@ -31,6 +31,7 @@ KEYS = [
     "shape", "dtype", "ranks", "nodes", "mesh", "algorithm", "layouts", "movement", "window", "kernel", "threads",
     "fallbacks", "seconds", "gflops", "predicted_seconds", "words", "messages", "peak_bytes", "reproducible", "speeds",
     "verified", "residual", "semiring", "epilogue", "verified_rows", "verified_how", "files",
+    "exposed",
 ]
 PRETENDED = ENVS["cliques"]
 """Two nodes."""
@@ -81,6 +82,9 @@ def check_main_job(here: Path, done: Done, ranks: int, nodes: int) -> None:
     assert (report["ranks"], report["nodes"]) == (ranks, nodes)
     assert (report["verified"], len(report["seconds"])) == (True, 3)
     assert report["words"]["per_rank_max"] > 0
+    assert (report["exposed"] is None) == ("between nodes" not in done.stdout)
+    if nodes == 1:
+        assert report["exposed"] is None
     for word in ("stationary_c" if report["algorithm"] == "stationary_c" else "algorithm", "GF/s", "moved", "memory"):
         assert word in done.stdout
     assert done.stdout.count("GF/s") == 1

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,10 +21,12 @@ from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.errors import AlgorithmError, FileFormatError, OptionError
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.planner.candidates import Request
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.reports.page import ReportContent, report_page
 from rma_mm.runtime.reports.timeline import predicted_run
+from rma_mm.runtime.watching.exposed import exposed_share
 from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import refused
@@ -47,6 +51,29 @@ def traced(mesh, name, path):
         assert np.allclose(C.to_numpy(), a @ b)
         plan.report(path)
         return plan, mesh.comm.allreduce(plan.words.words_intra + plan.words.words_inter)
+
+
+@parallel(ranks=(4,), env=("cliques", "node"))
+def test_exposed_communication_is_what_multiplies_do_not_hide(comm, tmp_path):
+    """By the time of the wire in the machine's figures."""
+    file = Path(comm.bcast(os.fspath(tmp_path))) / "machine.json"
+    if comm.rank == 0:
+        file.write_text(json.dumps(replace(TYPICAL, measured=True).as_json()))
+    comm.Barrier()
+    a = np.ones((40, 40), np.float32)
+    with patch.dict(os.environ, {"RMA_MM_MACHINE": str(file)}), Mesh((comm.size,), comm) as mesh:
+        with rma_mm.plan(a, a, mesh, algorithm="stationary_c") as plan:
+            plan.execute(a, a)
+            words, last = comm.allgather(plan.words.words_inter), mesh.metrics.last
+            seconds, multiplying = comm.allgather(last.seconds), comm.allgather(last.multiply)
+            share = exposed_share(plan)
+        if mesh.num_nodes == 1:
+            assert share is None
+            return
+        wire = TYPICAL.cost("between", "get").beta * 4 * max(
+            sum(x for x, at in zip(words, mesh.node_of, strict=True) if at == node) for node in set(mesh.node_of)
+        )
+        assert share == pytest.approx((max(seconds) - max(multiplying)) / wire)
 
 
 @parallel(ranks=(1, 4, 6), env=("node",), timeout=120)

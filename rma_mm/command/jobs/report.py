@@ -25,6 +25,7 @@ from rma_mm.runtime.execution.footprint import merged
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict
+from rma_mm.runtime.watching.exposed import exposed_share, exposed_text
 from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.waiting import barrier
 
@@ -114,7 +115,8 @@ class Facts:
             *((name, f"{j['layouts'][name]}, {j['movement'][name]}") for name in "ABC"),
             ("by", f"window {j['window']}, kernel {j['kernel']}"),
             ("time", f"{timing}, {j['gflops']:.4g} GF/s{share}"),
-            ("moved", f"{words['intra_node']} words in nodes, {words['inter_node']} between, {j['messages']} messages"),
+            ("moved", f"{words['intra_node']} words in nodes, {words['inter_node']} between, {j['messages']} messages"
+                      + _exposed(j["exposed"])),
             *(("files", _transfer(how, x)) for how, x in j["files"].items() if x["bytes"]),
             ("memory", f"{in_bytes(j['peak_bytes'])} on the fullest rank"),
             ("verified", checked),
@@ -137,6 +139,10 @@ def plan_lines(plan: Plan, mesh: Mesh, shape: tuple[int, int, int]) -> list[str]
         *([("speeds", f"{', '.join(f'{x:.2f}' for x in speeds)} of their mean")] if speeds else []),
         ("algorithm", f"{plan.algorithm}: {plan.why}{order}"),
     ])
+
+
+def _exposed(share: float | None) -> str:
+    return "" if share is None else f"; {exposed_text(share)}"
 
 
 def _transfer(how: str, moved: Mapping[str, Any]) -> str:
@@ -191,6 +197,7 @@ def gather_facts(
             "per_rank_max": max(map(sum, zip(intra, inter, strict=True))),
         },
         "messages": sum(messages),
+        "exposed": exposed_share(plan),
         "files": dict(moved),
         "peak_bytes": plan.peak_bytes,
         "reproducible": plan.reproducible,

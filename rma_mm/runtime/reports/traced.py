@@ -26,6 +26,7 @@ from rma_mm.runtime.ranks.mesh import Mesh, default_mesh
 from rma_mm.runtime.ranks.rank_state import CONTROLLERS, rank_state
 from rma_mm.runtime.reports.page import ReportContent, report_page, require_bokeh, traffic_of
 from rma_mm.runtime.reports.timeline import Record, gathered, predicted_run, timeline
+from rma_mm.runtime.watching.exposed import exposed_share, exposed_text
 from rma_mm.schedule.ops import counted
 from rma_mm.schedule.schedule import expand
 from rma_mm.unfinished import check_target, write_whole
@@ -54,9 +55,11 @@ def write_report(
             require_bokeh()
             check_target(f"report {display_path(path)}", path)
     traffic, words = _traffic(plan), comm.reduce(plan.words.words_intra + plan.words.words_inter)
+    share = exposed_share(plan)
     with agreed(comm, "report"):
         if comm.rank == 0:
-            page = report_page(_report_of(plan, records, traffic, words, seconds, command or _command(comm.size)))
+            moved = f"{words} moved between ranks in the last execution" + (f"; {exposed_text(share)}" if share else "")
+            page = report_page(_report_of(plan, records, traffic, moved, seconds, command or _command(comm.size)))
             write_whole(f"report {display_path(path)}", path, page)
 
 
@@ -75,7 +78,7 @@ def _traffic(plan: Any) -> NDArray[np.int64] | None:
 
 
 def _report_of(
-    plan: Any, records: Sequence[Record], traffic: NDArray[np.int64] | None, words: int | None,
+    plan: Any, records: Sequence[Record], traffic: NDArray[np.int64] | None, moved: str,
     seconds: Sequence[float], command: str,
 ) -> ReportContent:
     mesh, choice = plan.mesh, plan.choice
@@ -91,7 +94,7 @@ def _report_of(
     facts = [
         ("algorithm", f"{plan.algorithm} ({plan.why})"),
         *([("times", "none: pretended ranks take turns")] if is_pretended else times),
-        ("words", f"{words} moved between ranks in the last execution"),
+        ("words", moved),
         *((x, str(choice.operands[x].layout or "in its file")) for x in "ABC"),
         ("kernel", f"{choice.spec.kernel}, threads of a rank: {mesh.threads}"),
         ("window", mesh.window_flavour),
