@@ -2,12 +2,14 @@
 
 For each type and shape the kernels take turns; medians. Results are checked first, exactly. "peak" is what the
 innermost kernel reaches on data that never leave the first-level cache. NumPy without BLAS is slow: it is measured up
-to 1024³.
+to 1024³. `--set avx2` measures what a processor with these instructions alone would run, on one that has more.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +42,13 @@ SHAPES: dict[str, tuple[int, int, int]] = {
     "deep 256×256×16384": (256, 256, 16384),
 }
 """Name → (m, n, k)."""
+BASIC = "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,+avx,+f16c,+bmi,+bmi2,+lzcnt,+avx2,+fma"
+SETS = {
+    "avx2": ("haswell", BASIC, "Haswell"),
+    "avxvnni": ("alderlake", f"{BASIC},+avxvnni", "Haswell"),
+    "avx512": ("skylake-avx512", f"{BASIC},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd", "SkylakeX"),
+}
+"""Instructions of processors, as NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and OPENBLAS_CORETYPE name them."""
 SECONDS = 0.02
 """At least so long takes one sample: small products are repeated."""
 SLOW = 1 << 30
@@ -77,7 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=list(SHAPES), metavar="NAME", help="(all)")
     parser.add_argument("--repeat", type=int, default=5, help="samples of each kernel (5)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rates there (needs matplotlib)")
+    parser.add_argument("--set", choices=SETS, help="the instructions to use (all that this processor has)")
     options = parser.parse_args(arguments)
+    if options.set:
+        return as_if(options.set, sys.argv[1:] if arguments is None else arguments)
     set_threads(1)
     results = [
         measured(kinds()[kind], shape, options.repeat) for kind in options.kind for shape in options.shape
@@ -92,6 +104,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot:
         plotted(results, options.plot)
     return 0 if all(result["right"] for result in results) else measure.WRONG
+
+
+def as_if(name: str, arguments: Sequence[str]) -> int:
+    """Measure in a process of its own, as libraries look at what the processor has when they are loaded."""
+    names = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "OPENBLAS_CORETYPE")
+    forced = os.environ | dict(zip(names, SETS[name], strict=True))
+    at = next(n for n, each in enumerate(arguments) if each.partition("=")[0] == "--set")
+    rest = [*arguments[:at], *arguments[at + (1 if "=" in arguments[at] else 2) :]]
+    return subprocess.run([sys.executable, "-m", "bench.kernels", *rest], env=forced, check=False).returncode
 
 
 # -- one type and shape ------------------------------------------------------------------------------
@@ -114,6 +135,8 @@ def measured(kind: Kind, shape: str, repeat: int) -> dict[str, Any]:
     samples = {name: [] for name in others}
     for _ in range(repeat):
         for name, call in others.items():
+            if name != "numpy":
+                call()  # behind seconds of NumPy the first one takes several times as long
             samples[name].append(seconds(call))
     work = 2e-9 * m * n * k * (4 if kind.result.kind == "c" else 1)
     gflops = {name: work / median(found) for name, found in samples.items()}

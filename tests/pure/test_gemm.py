@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import config
 from numpy.typing import NDArray
 
 from rma_mm import kernels
@@ -23,7 +24,8 @@ from rma_mm.elements.dtypes import BFLOAT16, accumulator
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.kernels import cache
 from rma_mm.kernels.gemm import product
-from rma_mm.kernels.gemm.cpu import Cpu, host
+from rma_mm.kernels.gemm.cpu import BYTES as BYTE_DOTS
+from rma_mm.kernels.gemm.cpu import PAIRS, PAIRS_ADDED, Cpu, host
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads, set_threads
 from tests.thorough import nightly, usually
@@ -152,6 +154,47 @@ def test_narrower_vectors(width: int, name: str, monkeypatch: pytest.MonkeyPatch
     rng = np.random.default_rng(2)
     a, b = (rng.integers(-5, 6, shape).astype(name) for shape in ((29, 70), (70, 53)))
     np.testing.assert_array_equal(times(a, b, np.empty((29, 53), name)), a @ b)
+
+
+SETS = {
+    "avx2": (32, 16, {PAIRS}), "sse2": (16, 16, {PAIRS}), "avx512": (64, 32, {PAIRS}),
+    "avxvnni": (32, 16, {BYTE_DOTS, PAIRS, PAIRS_ADDED}), "avx512vnni": (64, 32, {BYTE_DOTS, PAIRS, PAIRS_ADDED}),
+}
+"""Bytes of a vector, registers and instructions of processors, for sums of products of small whole numbers."""
+SMALL = [
+    ("int8", "int8", "int32"), ("uint16", "uint16", "uint16"), ("uint8", "int8", "int32"), ("int8", "int8", "int8"),
+    ("int16", "int16", "int16"), ("uint8", "uint8", "uint32"),
+]
+
+
+@pytest.mark.parametrize(("a_type", "b_type", "c_type"), usually(2, SMALL))
+@pytest.mark.parametrize("name", usually(1, list(SETS)))
+def test_sets_of_instructions(
+    name: str, a_type: str, b_type: str, c_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small whole numbers are multiplied exactly, of all values, by what processors of less have, and by this one."""
+    width, registers, dots = SETS[name]
+    if width > host().vector_bytes or not dots <= host().dots:
+        pytest.skip(f"this processor has not got {name}")
+    on(monkeypatch, Cpu(name, width, registers, frozenset(dots), TINY))
+    rng = np.random.default_rng(3)
+    a, b = whole(rng, (29, 301), a_type), whole(rng, (301, 83), b_type)
+    a[0], b[:, 0] = np.iinfo(a_type).min, np.iinfo(b_type).min
+    assert product.form_of(SEMIRINGS["plus_times"], a.dtype, b.dtype, np.dtype(c_type), product.host()).dot in dots
+    expected = (a.astype(np.int64) @ b.astype(np.int64)).astype(c_type)
+    np.testing.assert_array_equal(times(a, b, np.empty((29, 83), c_type)), expected)
+    np.testing.assert_array_equal(times(a, b, np.empty((83, 29), c_type).T), expected)
+
+
+@pytest.mark.parametrize(("name", "more"), [
+    ("sse2", ""), ("avx2", "+avx2,+fma"), ("avxvnni", "+avx2,+fma,+avxvnni"),
+    ("avx512", "+avx2,+fma,+avx512f,+avx512bw,+avx512dq,+avx512vl"),
+    ("avx512vnni", "+avx2,+fma,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni"),
+])
+def test_the_set_is_chosen_by_what_the_processor_has(name: str, more: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CPU_FEATURES", f"+sse2,{more}".rstrip(","))
+    found = host.__wrapped__()
+    assert (found.vector_bytes, found.registers, found.dots) == SETS[name]
 
 
 @pytest.mark.parametrize("shape", [(700, 40, 300), (40, 700, 300)])

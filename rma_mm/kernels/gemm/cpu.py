@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+BYTES, PAIRS, PAIRS_ADDED, BFLOATS = "vpdpbusd", "pmaddwd", "vpdpwssd", "dpbf16ps"
+"""Instructions for the products of four bytes, of two 16-bit numbers (by themselves, or added to a sum), of two
+bfloat16."""
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _USUAL = {1: 32 << 10, 2: 512 << 10, 3: 4 << 20}
 
@@ -17,7 +20,7 @@ class Cpu:
     name: str  # what LLVM calls it
     vector_bytes: int  # width of a vector register
     registers: int  # number of vector registers
-    dots: frozenset[str]  # instructions that add several products at once: "int8" (VNNI), "bfloat16" (AVX512-BF16)
+    dots: frozenset[str]  # instructions that multiply neighbours and add the products: keys of `emit.DOTS`
     caches: tuple[int, int, int]  # bytes of data that the first, second and third level hold
 
 
@@ -32,8 +35,10 @@ def host() -> Cpu:
     else:
         has = {name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+")}
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
-    dots = {kind for kind, feature in (("int8", "avx512vnni"), ("bfloat16", "avx512bf16")) if wide and feature in has}
     vector_bytes = 64 if wide else 32 if {"avx2", "fma"} <= has else 16
+    sums = "avx512vnni" if wide else "avxvnni" if vector_bytes == 32 else ""
+    dots = {dot for dot, needs in ((BYTES, sums), (PAIRS_ADDED, sums), (PAIRS, "sse2")) if needs in has}
+    dots |= {BFLOATS} if wide and "avx512bf16" in has else set()
     registers = 32 if wide or "neon" in has else 16
     return Cpu(config.CPU_NAME or binding.get_host_cpu_name(), vector_bytes, registers, frozenset(dots), _caches())
 

@@ -8,6 +8,7 @@ import numpy as np
 from llvmlite import ir
 
 from rma_mm.elements.reduction import REDUCTIONS
+from rma_mm.kernels.gemm.cpu import BFLOATS, BYTES, PAIRS, PAIRS_ADDED
 from rma_mm.kernels.gemm.form import Form
 
 Value = Any  # A value of LLVM's
@@ -19,6 +20,15 @@ _FLOATS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
 _BYTE = ir.IntType(8)
 _INDEX = ir.IntType(64)
 _WORD = ir.IntType(32)
+
+
+DOTS = {
+    BYTES: {32: "llvm.x86.avx512.vpdpbusd.256", 64: "llvm.x86.avx512.vpdpbusd.512"},
+    PAIRS_ADDED: {32: "llvm.x86.avx512.vpdpwssd.256", 64: "llvm.x86.avx512.vpdpwssd.512"},
+    PAIRS: {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.x86.avx512.pmaddw.d.512"},
+    BFLOATS: {64: "llvm.x86.avx512bf16.dpbf16ps.512"},
+}
+"""LLVM's names of the instructions, by the bytes of a vector."""
 
 
 def type_of(name: str) -> ir.Type:
@@ -111,13 +121,13 @@ def _call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Va
 
 
 def _dot(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> Value:
-    """`old` plus the products of `form.group` neighbours, by one instruction."""
-    if form.total == "float32":
-        whole = ir.VectorType(ir.IntType(32), form.lanes)
-        pairs = (builder.bitcast(x, whole) for x in (a, b))
-        return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", old.type, old, *pairs)
-    pair = (a, b) if form.panel_a == "uint8" else (b, a)
-    return _call(builder, "llvm.x86.avx512.vpdpbusd.512", old.type, old, *pair)
+    """`old` plus the products of `form.group` neighbours, by one instruction, or by one and an addition."""
+    code = DOTS[form.dot][form.lanes * 4]
+    if form.dot != PAIRS:
+        pair = (a, b) if form.panel_a != "int8" else (b, a)
+        return _call(builder, code, old.type, old, *pair)
+    halves = ir.VectorType(ir.IntType(16), 2 * form.lanes)
+    return builder.add(old, _call(builder, code, old.type, *(builder.bitcast(x, halves) for x in (a, b))))
 
 
 # -- the tile ---------------------------------------------------------------------------------------
