@@ -16,7 +16,7 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.lowering.redistribute import redistribution
+from rma_mm.schedule.lowering.redistribute import can_share, redistribution
 from rma_mm.schedule.ops import (
     Accumulate,
     Barrier,
@@ -349,6 +349,18 @@ def replication() -> Schedule:
     """The schedule by which all of two nodes of two ranks get a matrix, half of which a node lacks."""
     mesh = MeshShape((2, 2), node_of_rank=(0, 0, 1, 1))
     return redistribution(mesh, (128, 128), parse_layout("i, j", mesh), parse_layout("*, *", mesh), is_readable=True)
+
+
+def test_only_replicas_of_a_node_are_shared() -> None:
+    """Not what one rank collects, what ranks of one node hold once, small matrices, and what lies on one node."""
+    nodes = MeshShape((2, 2), node_of_rank=(0, 0, 1, 1))
+    source = parse_layout("i, j", nodes)
+    for target, mesh, size, expected in (
+        ("*, *", nodes, 128, True), ("i, *", nodes, 128, True),
+        ("*, j", nodes, 128, False), ("i, j", nodes, 128, False), ("*, *, i=0, j=0", nodes, 128, False),
+        ("*, *", nodes, 127, False), ("*, *", MeshShape((2, 2)), 128, False),
+    ):
+        assert can_share(mesh, (size, size), source, parse_layout(target, mesh)) == expected, (target, mesh, size)
 
 
 def turned(ops: list[Op]) -> list[Op]:

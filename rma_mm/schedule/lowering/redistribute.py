@@ -62,13 +62,14 @@ def can_share(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: L
 
 @lru_cache(maxsize=16)
 def replicas(mesh: MeshShape, target: Layout) -> list[tuple[int, ...]]:
-    """Return for each rank the ranks of its node that hold what it holds, itself included."""
+    """Return for each rank those of its node that hold what it holds, itself included; itself if that is nothing."""
     free = set(target.replicated_axes(mesh)) - set(target.skew_axes)
 
     def held(rank: int) -> object:
         at = target.coords(mesh, rank)
-        where = None if at is None or not target.holds(at) else tuple(at[axis] for axis in at if axis not in free)
-        return mesh.node_of_rank[rank], where
+        if at is None or not target.holds(at):
+            return rank  # it holds nothing
+        return mesh.node_of_rank[rank], tuple(at[axis] for axis in at if axis not in free)
 
     alike: dict[object, list[int]] = {}
     for rank in mesh.ranks:
