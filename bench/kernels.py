@@ -48,7 +48,8 @@ SETS = {
     "avxvnni": ("alderlake", f"{BASIC},+avxvnni", "Haswell"),
     "avx512": ("skylake-avx512", f"{BASIC},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd", "SkylakeX"),
 }
-"""Instructions of processors, as NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and OPENBLAS_CORETYPE name them."""
+FORCED = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "OPENBLAS_CORETYPE"
+"""Instructions of processors, as these variables name them."""
 SECONDS = 0.02
 """At least so long takes one sample: small products are repeated."""
 SLOW = 1 << 30
@@ -88,8 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rates there (needs matplotlib)")
     parser.add_argument("--set", choices=SETS, help="the instructions to use (all that this processor has)")
     options = parser.parse_args(arguments)
-    if options.set:
-        return as_if(options.set, sys.argv[1:] if arguments is None else arguments)
+    forced = dict(zip(FORCED, SETS[options.set], strict=True)) if options.set else {}
+    if not forced.items() <= os.environ.items():  # libraries look at what the processor has when they are loaded
+        again = [sys.executable, "-m", "bench.kernels", *(sys.argv[1:] if arguments is None else arguments)]
+        return subprocess.run(again, env=os.environ | forced, check=False).returncode
     set_threads(1)
     results = [
         measured(kinds()[kind], shape, options.repeat) for kind in options.kind for shape in options.shape
@@ -104,15 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot:
         plotted(results, options.plot)
     return 0 if all(result["right"] for result in results) else measure.WRONG
-
-
-def as_if(name: str, arguments: Sequence[str]) -> int:
-    """Measure in a process of its own, as libraries look at what the processor has when they are loaded."""
-    names = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "OPENBLAS_CORETYPE")
-    forced = os.environ | dict(zip(names, SETS[name], strict=True))
-    at = next(n for n, each in enumerate(arguments) if each.partition("=")[0] == "--set")
-    rest = [*arguments[:at], *arguments[at + (1 if "=" in arguments[at] else 2) :]]
-    return subprocess.run([sys.executable, "-m", "bench.kernels", *rest], env=forced, check=False).returncode
 
 
 # -- one type and shape ------------------------------------------------------------------------------

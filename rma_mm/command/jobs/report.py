@@ -116,7 +116,7 @@ class Facts:
             ("by", f"window {j['window']}, kernel {j['kernel']}"),
             ("time", f"{timing}, {j['gflops']:.4g} GF/s{share}"),
             ("moved", f"{words['intra_node']} words in nodes, {words['inter_node']} between, {j['messages']} messages"
-                      + _exposed(j["exposed"])),
+                      + exposed_text(j["exposed"])),
             *(("files", _transfer(how, x)) for how, x in j["files"].items() if x["bytes"]),
             ("memory", f"{in_bytes(j['peak_bytes'])} on the fullest rank"),
             ("verified", checked),
@@ -139,10 +139,6 @@ def plan_lines(plan: Plan, mesh: Mesh, shape: tuple[int, int, int]) -> list[str]
         *([("speeds", f"{', '.join(f'{x:.2f}' for x in speeds)} of their mean")] if speeds else []),
         ("algorithm", f"{plan.algorithm}: {plan.why}{order}"),
     ])
-
-
-def _exposed(share: float | None) -> str:
-    return "" if share is None else f"; {exposed_text(share)}"
 
 
 def _transfer(how: str, moved: Mapping[str, Any]) -> str:

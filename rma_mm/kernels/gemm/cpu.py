@@ -9,6 +9,7 @@ from pathlib import Path
 BYTES, PAIRS, PAIRS_ADDED, BFLOATS = "vpdpbusd", "pmaddwd", "vpdpwssd", "dpbf16ps"
 """Instructions for the products of four bytes, of two 16-bit numbers (by themselves, or added to a sum), of two
 bfloat16."""
+STEPS = {"": 1, BYTES: 4, PAIRS: 2, PAIRS_ADDED: 2, BFLOATS: 2}  # steps of k that each takes; one without any
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _USUAL = {1: 32 << 10, 2: 512 << 10, 3: 4 << 20}
 

@@ -14,7 +14,7 @@ import numpy as np
 from rma_mm.elements.dtypes import BFLOAT16, accumulator
 from rma_mm.elements.semiring import Semiring
 from rma_mm.errors import AlgorithmError
-from rma_mm.kernels.gemm.cpu import BFLOATS, BYTES, PAIRS, PAIRS_ADDED, Cpu
+from rma_mm.kernels.gemm.cpu import BFLOATS, BYTES, PAIRS, PAIRS_ADDED, STEPS, Cpu
 
 Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
@@ -42,8 +42,7 @@ class Form:
     rows: int  # rows of a tile
     vectors: int  # vectors of `lanes` columns in a row of a tile
     lanes: int  # sums in one vector
-    group: int = 1  # steps of k that one instruction takes
-    dot: str = ""  # that instruction, if it takes several
+    dot: str = ""  # instruction that takes several steps of k, if one does
     planes: int = 1  # 2 where real and imaginary parts are packed apart
     correction: int = 0
     """Factor of the sum of b's column that is added: an 8-bit operand was moved by 128 to change its sign."""
@@ -53,6 +52,11 @@ class Form:
     @property
     def is_arithmetic(self) -> bool:
         return (self.add, self.times) == ARITHMETIC
+
+    @property
+    def group(self) -> int:
+        """Steps of k that one instruction takes."""
+        return STEPS[self.dot]
 
     @property
     def columns(self) -> int:
@@ -98,7 +102,7 @@ def form_of(
         if PAIRS in cpu.dots and a.kind in "iu" and a.itemsize == b.itemsize == c.itemsize == 2:
             return _pairs(cpu)
         if safe and BFLOATS in cpu.dots and a == b == BFLOAT16 and c == np.float32:
-            return _tiled(cpu, "float32", pair, "uint16", "uint16", "as it is", "as it is", group=2, dot=BFLOATS)
+            return _tiled(cpu, "float32", pair, "uint16", "uint16", "as it is", "as it is", dot=BFLOATS)
         if c.kind == "c":
             part = "float32" if c.itemsize == 8 else "float64"
             return _tiled(cpu, part, pair, part, part, reading(a), reading(b), planes=2)
@@ -137,7 +141,7 @@ def _bytes(a: str, b: str, cpu: Cpu) -> Form:
     moved = "as it is" if a != b else "moved by 128"
     correction = 0 if a != b else -128 if a == "i" else 128
     panels = ("uint8", "int8") if unsigned_a else ("int8", "uint8")
-    return _tiled(cpu, "int32", ARITHMETIC, *panels, moved, "as it is", group=4, correction=correction, dot=BYTES)
+    return _tiled(cpu, "int32", ARITHMETIC, *panels, moved, "as it is", correction=correction, dot=BYTES)
 
 
 def _pairs(cpu: Cpu) -> Form:
@@ -146,7 +150,7 @@ def _pairs(cpu: Cpu) -> Form:
     Sums are exact of bytes, and in their lower 16 bits of whatever has 16.
     """
     dot = PAIRS_ADDED if PAIRS_ADDED in cpu.dots else PAIRS
-    return _tiled(cpu, "int32", ARITHMETIC, "int16", "int16", "as it is", "as it is", group=2, dot=dot)
+    return _tiled(cpu, "int32", ARITHMETIC, "int16", "int16", "as it is", "as it is", dot=dot)
 
 
 def reading(dtype: np.dtype[Any]) -> str:
@@ -159,18 +163,18 @@ def reading(dtype: np.dtype[Any]) -> str:
 
 
 def _tiled(
-    cpu: Cpu, total: str, pair: Pair, panel_a: str, panel_b: str, read_a: str, read_b: str, group: int = 1,
-    planes: int = 1, correction: int = 0, dot: str = "",
+    cpu: Cpu, total: str, pair: Pair, panel_a: str, panel_b: str, read_a: str, read_b: str, dot: str = "",
+    planes: int = 1, correction: int = 0,
 ) -> Form:
     """Return the form with the tile that fits the registers: two vectors of b, one of a, and as many sums as remain."""
     lanes = cpu.vector_bytes // np.dtype(total).itemsize
     fuses = np.dtype(total).kind == "f" and pair == ARITHMETIC  # needs no register for products
-    rows = (14 if fuses or group > 1 else 12) if cpu.registers == 32 else 6
+    rows = (14 if fuses or dot else 12) if cpu.registers == 32 else 6
     if dot == PAIRS:  # a register for each product until it is added
         rows //= 2
     vectors = 2
     if planes == 2:
         rows, vectors = (6, 2) if cpu.registers == 32 else (6, 1)
     return Form(
-        *pair, panel_a, panel_b, total, read_a, read_b, rows, vectors, lanes, group, dot, planes, correction
+        *pair, panel_a, panel_b, total, read_a, read_b, rows, vectors, lanes, dot, planes, correction
     )

@@ -141,7 +141,7 @@ def _code_of(
 ) -> tuple[Form, Callable[..., None]]:
     form = form_of(semiring, a, b, c, host(), safe)
     ordered = not form.is_arithmetic
-    widens = form.correction != 0 or form.panel_a != form.panel_b or np.dtype(form.panel_a).itemsize > a.itemsize
+    widens = form.dot != "" and a.itemsize == 1  # the products of bytes are wider, so that their signs matter
     return form, code(form, storage(a, ordered or widens), storage(b, ordered or widens), storage(c, ordered))
 
 

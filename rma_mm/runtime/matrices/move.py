@@ -53,8 +53,9 @@ class Redistribution:
     ) -> None:
         """result, block: as of `move`. Collective."""
         self.mesh, self.target, self.result = mesh, target, result
-        self.schedule = remembered(redistribution(mesh.grid, shape, source, target, block is not None))
-        prove_once(mesh, self.schedule, "redistribute", (shape, source, target, block is not None))
+        facts = shape, source, target, block is not None
+        self.schedule = remembered(redistribution(mesh.grid, *facts))
+        prove_once(mesh, self.schedule, "redistribute", facts)
         self.blocks = {"C": block} if block else {}
         arrives = accumulator(dtype) if source.partial else dtype
         if source.partial:  # each element once, in the type it is summed in

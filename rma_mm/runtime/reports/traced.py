@@ -58,8 +58,7 @@ def write_report(
     share = exposed_share(plan)
     with agreed(comm, "report"):
         if comm.rank == 0:
-            moved = f"{words} moved between ranks in the last execution"
-            moved += "" if share is None else f"; {exposed_text(share)}"
+            moved = f"{words} moved between ranks in the last execution{exposed_text(share)}"
             page = report_page(_report_of(plan, records, traffic, moved, seconds, command or _command(comm.size)))
             write_whole(f"report {display_path(path)}", path, page)
 

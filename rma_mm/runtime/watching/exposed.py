@@ -26,5 +26,6 @@ def exposed_share(plan: Any) -> float | None:
     return max(0.0, late) / wire
 
 
-def exposed_text(share: float) -> str:
-    return f"{100 * share:.0f} % of their time between nodes is not behind multiplies"
+def exposed_text(share: float | None) -> str:
+    """Return what follows the count of words; nothing if the share is not known."""
+    return "" if share is None else f"; {100 * share:.0f} % of their time between nodes is not behind multiplies"

@@ -71,8 +71,9 @@ class Kept:
     """Shared memory that arrays show, and that stays at its addresses although MPI unmaps it: see `put_back`."""
 
     def __init__(self, memory: Iterable[NDArray[Any]]) -> None:
-        among = mapped()
-        found = {mapping_of(each, among) for each in memory if each.nbytes}
+        shown = [each for each in memory if each.nbytes]
+        among = mapped() if shown else []
+        found = {mapping_of(each, among) for each in shown}
         self._again = {each: each.again(mmap.PAGESIZE) for each in found if each is not None}
         self.is_whole = None not in found and all(each.start != new for each, new in self._again.items())
         """True if all of it can be kept."""
