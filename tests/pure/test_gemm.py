@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -184,6 +185,23 @@ def test_sets_of_instructions(
     expected = (a.astype(np.int64) @ b.astype(np.int64)).astype(c_type)
     np.testing.assert_array_equal(times(a, b, np.empty((29, 83), c_type)), expected)
     np.testing.assert_array_equal(times(a, b, np.empty((83, 29), c_type).T), expected)
+
+
+@pytest.mark.parametrize(
+    ("width", "registers", "name"),
+    usually(3, [(64, 32, "float64"), (32, 16, "float64"), (64, 32, "float32"), (32, 16, "int32"), (64, 32, "int8")]),
+)
+def test_operands_stored_by_rows_and_by_columns(
+    width: int, registers: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines along k are packed square by square, and are right up to each one's last step."""
+    if width > host().vector_bytes:
+        pytest.skip(f"this processor has no vectors of {width} bytes")
+    on(monkeypatch, Cpu(f"{width} bytes", width, registers, frozenset(), TINY))
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(-5, 6, shape).astype(name) for shape in ((45, 149), (149, 101)))
+    for x, y in itertools.product((a, np.asfortranarray(a), a[::-1]), (b, np.asfortranarray(b), b[:, ::-1])):
+        np.testing.assert_array_equal(times(x, y, np.empty((45, 101), name)), x @ y)
 
 
 @pytest.mark.parametrize(("name", "more"), [

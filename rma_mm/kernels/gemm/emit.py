@@ -13,6 +13,7 @@ from rma_mm.kernels.gemm.form import Form
 
 Value = Any  # A value of LLVM's
 
+LINE = 64  # bytes that are prefetched at a time
 UNROLLED = 4  # steps of k between two branches
 
 _BITWISE = {"bitwise_or": ir.IRBuilder.or_, "bitwise_and": ir.IRBuilder.and_, "bitwise_xor": ir.IRBuilder.xor}
@@ -155,6 +156,7 @@ class Tile:
     def emit(self, depth: Value, combines: Value) -> None:
         """depth: steps of k (groups of them). combines: whether what `out` holds is added to."""
         builder = self.builder
+        self.prefetch()
         sums = self.begun()
         whole = builder.and_(depth, _INDEX(~(UNROLLED - 1)))
         sums = self.loop(sums, _INDEX(0), whole, UNROLLED)
@@ -164,6 +166,16 @@ class Tile:
                 self.store(sums, combines=True)
             with otherwise:
                 self.store(sums, combines=False)
+
+    def prefetch(self) -> None:
+        """Ask for what `out` holds, which is needed after the last step."""
+        builder, form = self.builder, self.form
+        width = self.vectors * form.planes * form.lanes * np.dtype(form.total).itemsize
+        for i in range(form.rows):
+            row = at(builder, self.out, builder.mul(self.stride, _INDEX(i)), _BYTE)
+            for line in range(0, width, LINE):
+                place = at(builder, row, line, _BYTE)
+                _call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, _WORD(1), _WORD(3), _WORD(1))
 
     def begun(self) -> list[Value]:
         """Return the sums before the first step."""
@@ -272,6 +284,36 @@ class Tile:
 
 
 # -- packing ----------------------------------------------------------------------------------------
+
+
+def transpose(
+    builder: ir.IRBuilder, source: Value, across: Value, target: Value, width: int, cell: ir.Type, lanes: int
+) -> None:
+    """Store `lanes` steps of `width` cells, one behind the other, from lines of cells that are `across` bytes apart.
+
+    It writes whole vectors, so that up to a vector behind the last step is overwritten.
+    """
+    vector, size = ir.VectorType(cell, lanes), cell.width // 8
+    nothing = ir.Constant(vector, ir.Undefined)
+    for first in reversed(range(0, width, lanes)):  # what overwrites the beginning of the next step comes before it
+        starts = (at(builder, source, builder.mul(across, _INDEX(j)), vector) for j in range(first, width)[:lanes])
+        lines = [load(builder, start, vector) for start in starts]
+        lines += [nothing] * (lanes - len(lines))
+        for step, line in enumerate(_transposed(builder, lines)):
+            builder.store(line, at(builder, target, (step * width + first) * size, vector), align=1)
+
+
+def _transposed(builder: ir.IRBuilder, lines: list[Value]) -> list[Value]:
+    """The transpose of a square of vectors: a swap of the off-diagonal blocks of each size, a power of two."""
+    count, size = len(lines), 1
+    while size < count:
+        kept = [e + (count - size if e & size else 0) for e in range(count)]  # of a line and of one `size` below it
+        other = [e + (count if e & size else size) for e in range(count)]
+        masks = [ir.Constant(ir.VectorType(_WORD, count), places) for places in (kept, other)]
+        pairs = [(lines[i & ~size], lines[i | size], masks[bool(i & size)]) for i in range(count)]
+        lines = [builder.shuffle_vector(*pair) for pair in pairs]
+        size *= 2
+    return lines
 
 
 def read_truth(builder: ir.IRBuilder, value: Value) -> Value:

@@ -28,11 +28,14 @@ from rma_mm.kernels.gemm.memory import (
     subroutine,
     tile,
     times,
+    transpose,
     word,
 )
 
 _compiled, _inlined = subroutine(), subroutine(inlined=True)
 
+RUN = 16
+"""Steps that are packed of one sliver before the next: source and target are then read and written in long runs."""
 OVERWRITES, ADDS, SCALES = 0, 1, 2
 """Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
 
@@ -69,8 +72,16 @@ def copy_sliver(side, source, across, along, flips, here, depth, stride, target)
             else:
                 copy_cells(side, line, side.item, along, flips, here, side.group, place)
     elif along == side.item:
-        for j in range(here):
-            copy_line(side, moved(source, j * across), side.item, flips, steps, stride, moved(target, j * side.cell))
+        first = 0
+        if side.square != 0 and here == side.width:
+            first = steps // side.square * side.square
+            for g in range(0, first, side.square):
+                transpose(side, moved(source, g * side.cell), across, moved(target, g * stride))
+        for g in range(first, steps, RUN):
+            line, place = moved(source, g * side.group * side.item), moved(target, g * stride)
+            some = min(RUN, steps - g)
+            for j in range(here):
+                copy_line(side, moved(line, j * across), side.item, flips, some, stride, moved(place, j * side.cell))
     else:
         for j in range(here):
             copy_line(side, moved(source, j * across), along, flips, steps, stride, moved(target, j * side.cell))
@@ -106,18 +117,23 @@ def pack(side, source, across, along, flips, extent, depth, panel):
     """
     steps = (depth + side.group - 1) // side.group
     stride = side.cell * side.width * side.parts
-    for first in range(0, extent, side.width):
-        here = min(side.width, extent - first)
-        head = moved(panel, (first // side.width) * (side.head + steps * stride))
-        body = moved(head, side.head)
-        begin = moved(source, first * across)
-        if here < side.width:
-            clear(body, steps * stride)
-        copy_sliver(side, begin, across, along, False, here, depth, stride, body)
-        if side.parts == 2:
-            plane = moved(body, side.width * side.cell)
-            copy_sliver(side, moved(begin, side.part), across, along, flips, here, depth, stride, plane)
-        correct(side, begin, across, along, here, depth, head)
+    sliver = side.head + steps * stride
+    run = RUN * side.group if across == side.item else depth
+    for begin in range(0, depth, run):
+        some = min(run, depth - begin)
+        for first in range(0, extent, side.width):
+            here = min(side.width, extent - first)
+            head = moved(panel, (first // side.width) * sliver)
+            source_here = moved(source, first * across + begin * along)
+            body = moved(head, side.head + begin // side.group * stride)
+            if here < side.width:
+                clear(body, (some + side.group - 1) // side.group * stride)
+            copy_sliver(side, source_here, across, along, False, here, some, stride, body)
+            if side.parts == 2:
+                plane = moved(body, side.width * side.cell)
+                copy_sliver(side, moved(source_here, side.part), across, along, flips, here, some, stride, plane)
+            if begin == 0:
+                correct(side, source_here, across, along, here, depth, head)
 
 
 @subroutine(inlined=True, only=lambda sums: sums.form.planes == 1)

@@ -59,6 +59,12 @@ def _width(side: Any) -> int:
     return int(side.form.rows if side.operand == "a" else side.form.columns)
 
 
+def _square(side: Any) -> int:
+    form, item = side.form, np.dtype(side.panel).itemsize
+    is_copied = side.read == "as it is" and side.source == side.panel and form.group * item in (4, 8)
+    return form.lanes * np.dtype(form.total).itemsize // (form.group * item) if is_copied else 0
+
+
 _SUM: dict[str, Callable[[Any], int]] = {
     "rows": lambda sums: sums.form.rows,
     "columns": lambda sums: sums.form.columns,
@@ -76,6 +82,7 @@ _SIDE: dict[str, Callable[[Any], int]] = {
     "item": lambda side: np.dtype(side.source).itemsize * (2 if side.read == "complex" else 1),
     "part": lambda side: np.dtype(side.source).itemsize,
     "cell": lambda side: side.form.group * np.dtype(side.panel).itemsize,
+    "square": _square,  # cells of a vector, where squares of them are packed as they are; else 0
     "head": lambda side: side.form.head if side.operand == "b" else 0,
     "correction": lambda side: side.form.correction if side.operand == "b" else 0,
 }
@@ -201,6 +208,19 @@ def fill(typing: Any, side: Any, panel: Any, offset: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(side, panel, types.int64, value), generate
+
+
+@function
+def transpose(typing: Any, side: Any, source: Any, across: Any, target: Any) -> Any:
+    """Pack `side.square` steps of a sliver whose steps lie side by side in each line of the source."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        width, cell, lanes = (_SIDE[name](side) for name in ("width", "cell", "square"))
+        if lanes:
+            emit.transpose(builder, args[1], args[2], args[3], width, emit.type_of(f"int{8 * cell}"), lanes)
+        return context.get_dummy_value()
+
+    return types.void(side, source, types.int64, target), generate
 
 
 @function
