@@ -35,7 +35,7 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
     # slivers of b some 2.5 times as large as the first level: they stream from the second, and c is touched less often
     depth = _equal(k, max(64, 5 * first // 2 // (form.columns * cell_b)), 4 * form.group)
     rows = _equal(m, max(form.rows, second // 2 // (depth * cell_a)), form.rows)
-    columns = _equal(n, max(form.columns, min(third // 4, 4 << 20) // (depth * cell_b)), form.columns)
+    columns = _equal(n, max(form.columns, min(third // 4, 8 << 20) // (depth * cell_b)), form.columns)
     cells = -(-depth // form.group) * form.group
     bytes_a = -(-rows // form.rows) * form.rows * cells * cell_a
     bytes_b = -(-columns // form.columns) * (form.columns * cells * cell_b + form.head)
@@ -44,8 +44,8 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
     return Blocks(rows, columns, depth, *sizes)
 
 
-def _equal(extent: int, most: int, unit: int) -> int:
-    """Return the length of equal parts of an extent, at most about `most` each, in multiples of `unit`."""
-    parts = max(1, -(-extent // most))
+def _equal(extent: int, usual: int, unit: int) -> int:
+    """Return the length of equal parts of an extent, up to half as long again as `usual`, in multiples of `unit`."""
+    parts = max(1, (2 * extent + usual) // (2 * usual))
     length = -(-extent // parts)
     return -(-length // unit) * unit

@@ -286,6 +286,12 @@ class Tile:
 # -- packing ----------------------------------------------------------------------------------------
 
 
+def copy(builder: ir.IRBuilder, source: Value, target: Value, width: int, cell: ir.Type) -> None:
+    """Copy cells that lie side by side."""
+    vector = ir.VectorType(cell, width)
+    builder.store(load(builder, at(builder, source, 0, vector), vector), at(builder, target, 0, vector), align=1)
+
+
 def transpose(
     builder: ir.IRBuilder, source: Value, across: Value, target: Value, width: int, cell: ir.Type, lanes: int
 ) -> None:

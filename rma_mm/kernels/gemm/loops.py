@@ -15,6 +15,7 @@ import numpy as np
 
 from rma_mm.kernels.gemm.memory import (
     combined,
+    copy,
     element,
     fill,
     half,
@@ -67,7 +68,9 @@ def copy_sliver(side, source, across, along, flips, here, depth, stride, target)
     if across == side.item:
         for g in range(steps):
             line, place = moved(source, g * side.group * along), moved(target, g * stride)
-            if here == side.width:
+            if side.square != 0 and side.group == 1 and here == side.width:
+                copy(side, line, place)
+            elif here == side.width:
                 copy_cells(side, line, side.item, along, flips, side.width, side.group, place)
             else:
                 copy_cells(side, line, side.item, along, flips, here, side.group, place)

@@ -210,17 +210,32 @@ def fill(typing: Any, side: Any, panel: Any, offset: Any, value: Any) -> Any:
     return types.void(side, panel, types.int64, value), generate
 
 
+def _cell(side: Any) -> Any:
+    return emit.type_of(f"int{8 * _SIDE['cell'](side)}")
+
+
 @function
 def transpose(typing: Any, side: Any, source: Any, across: Any, target: Any) -> Any:
     """Pack `side.square` steps of a sliver whose steps lie side by side in each line of the source."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        width, cell, lanes = (_SIDE[name](side) for name in ("width", "cell", "square"))
-        if lanes:
-            emit.transpose(builder, args[1], args[2], args[3], width, emit.type_of(f"int{8 * cell}"), lanes)
+        if lanes := _square(side):
+            emit.transpose(builder, args[1], args[2], args[3], _width(side), _cell(side), lanes)
         return context.get_dummy_value()
 
     return types.void(side, source, types.int64, target), generate
+
+
+@function
+def copy(typing: Any, side: Any, source: Any, target: Any) -> Any:
+    """Pack a step of a sliver whose cells lie side by side in the source."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if _square(side):
+            emit.copy(builder, args[1], args[2], _width(side), _cell(side))
+        return context.get_dummy_value()
+
+    return types.void(side, source, target), generate
 
 
 @function
