@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from math import fsum
 from numbers import Real
-from statistics import fmean
 
 import numpy as np
 
@@ -40,9 +40,9 @@ def _is_speed(x: object) -> bool:
 
 def relative(speeds: Sequence[float]) -> tuple[float, ...]:
     """Speeds over their mean; empty if they count as equal."""
-    if not speeds or max(speeds) - min(speeds) < TOLERANCE * fmean(speeds):
+    if not speeds or max(speeds) - min(speeds) < TOLERANCE * fsum(speeds) / len(speeds):
         return ()
-    mean = fmean(speeds)
+    mean = fsum(speeds) / len(speeds)
     return tuple(speed / mean for speed in speeds)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rma_mm.kernels.blas import library
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 GET, SET = "openblas_get_num_threads", "openblas_set_num_threads"
 
@@ -72,6 +74,8 @@ def run_concurrently(calls: Sequence[Callable[[], object]]) -> None:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
     return ThreadPoolExecutor(threads, thread_name_prefix="rma_mm product")
 
 

@@ -27,7 +27,8 @@ import rma_mm
 from rma_mm.errors import DtypeError, MachineError
 from rma_mm.kernels.cache import cache_folder
 from rma_mm.policy.model.machine import COLLECTIVES, SCATTERED, TYPICAL, Machine
-from rma_mm.runtime.calibration import cache, lookup, machine_of, measure, remember_correction
+from rma_mm.runtime.calibration import cache, lookup, machine_of, remember_correction, run_calibration
+from rma_mm.runtime.calibration.measure import measure
 from rma_mm.runtime.calibration.overlap import Overlap
 from rma_mm.runtime.calibration.sampling import scatter, typical
 from rma_mm.runtime.calibration.site import Site
@@ -178,10 +179,8 @@ def another(comm) -> Iterator[object]:
 
 def looked_up(comm, may_measure=True, **asked):
     """The machine as a new job would find it, and how often it was measured for that."""
-    with (
-        another(comm) as fresh, mock.patch.object(lookup, "run_calibration", wraps=lookup.run_calibration) as survey,
-        QUICK,
-    ):
+    measuring = mock.patch.object(run_calibration, "run_calibration", wraps=run_calibration.run_calibration)
+    with another(comm) as fresh, measuring as survey, QUICK:
         machine = machine_of(fresh, node_map(comm), may_measure=may_measure, **{**FLOAT32, **asked})
         again = machine_of(fresh, node_map(comm), may_measure=may_measure, **{**FLOAT32, **asked})
         assert again is machine

@@ -98,6 +98,25 @@ def test_the_main_job(here: Path) -> None:
     check_main_job(here, run(3, MAIN_JOB, here), 3, 1)
 
 
+SELDOM = (
+    "numba", "scipy", "statistics", "tomllib", "concurrent.futures", "zipfile", "socket",
+    "rma_mm.runtime.verification.check", "rma_mm.runtime.reports", "rma_mm.runtime.products.batched",
+    "rma_mm.runtime.files.containers.hdf5", "rma_mm.runtime.files.containers.safetensors",
+    "rma_mm.runtime.files.containers.zarr_store",
+)
+"""What a product of two small .npy files does not need, so that it does not take its time to start."""
+
+
+def test_a_plain_command_imports_what_it_needs(here: Path) -> None:
+    program = (
+        "import runpy, sys\nsys.argv = ['run', 'A.npy', 'B.npy', '-o', 'C.npy', '--quiet']\ntry:\n"
+        "    runpy.run_module('rma_mm.run', run_name='__main__')\nfinally:\n"
+        f"    print(*sorted(set({SELDOM!r}) & set(sys.modules)))"
+    )
+    done = mpirun(2, ["-c", program], cwd=here)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
 @parallel(ranks=(6,), env=("node",))
 def test_the_main_job_on_ranks_that_have_started(comm: MPI.Intracomm, here: Path) -> None:
     check_main_job(here, command(comm, MAIN_JOB, here), 6, 1)

@@ -32,7 +32,7 @@ from rma_mm.errors import (
 from rma_mm.flavours import ALLOCATED, CREATED, DEFAULT, FLAVOURS, Flavour, register
 from rma_mm.geometry.span import Region, Span
 from rma_mm.policy.model.machine import TYPICAL, Cost
-from rma_mm.runtime.calibration import measure
+from rma_mm.runtime.calibration.measure import measure
 from rma_mm.runtime.verification.check import verify
 from rma_mm.windows import absent, open_window, shared, waiting
 from rma_mm.windows.allocated import AllocatedWindow

@@ -15,12 +15,12 @@ from rma_mm.command.options.run import DEFAULT_DTYPE, RunOptions
 from rma_mm.command.progress import ProgressReport
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.elements.semiring import PLUS_TIMES
-from rma_mm.errors import OptionError, RmaError, VerificationError
+from rma_mm.errors import OptionError, VerificationError
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.files.formats import check_dimensions
 from rma_mm.runtime.files.generated import generated
-from rma_mm.runtime.files.opened import open_array
+from rma_mm.runtime.files.opened import extents_of, open_array
 from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.array import DistArray, as_array, load
 from rma_mm.runtime.matrices.matrix import fill
@@ -40,22 +40,6 @@ UNUSED = (
     "prefer", "speeds", "symmetric", "chunks", "shards", "compress", "resume",
 )
 """Options that a product of batches does not take."""
-
-
-def is_batch(options: RunOptions, comm: MPI.Intracomm) -> bool:
-    """True if batches are asked for: by a shape of four numbers or more, or by files of them. Collective."""
-    found = len(options.shape) > 3
-    if comm.rank == 0 and options.files:
-        try:
-            found = any(len(_shape_of(open_array(path, options.dtype, options.format))) > 2 for path in options.files)
-        except RmaError:
-            found = False  # as the job of two matrices will say
-    return bool(comm.bcast(found))
-
-
-def _shape_of(file: Any) -> tuple[int, ...]:
-    shape: tuple[int, ...] = getattr(file, "array", ()) or file.shape
-    return shape
 
 
 @dataclass
@@ -110,7 +94,7 @@ class BatchJob:
                 check_dimensions(o.output, (1, 1, 1), o.format)
             if o.files:
                 files = [open_array(path, o.dtype, o.format) for path in o.files]
-                return [Operand(_shape_of(file), file.dtype) for file in files]
+                return [Operand(extents_of(file), file.dtype) for file in files]
             *batch, m, n, k = o.shape
             dtype = np.dtype(parse_dtype(o.dtype or DEFAULT_DTYPE))
             one = (k, m) if o.transpose_a else (m, k)

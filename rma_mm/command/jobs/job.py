@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rma_mm.command.frame import DONE, Frame
-from rma_mm.command.jobs.bias import read_bias, watched
-from rma_mm.command.jobs.checking import Check
 from rma_mm.command.jobs.report import (
     Facts,
     Streamed,
@@ -29,7 +27,6 @@ from rma_mm.command.jobs.report import (
     write_json,
 )
 from rma_mm.command.options.run import DEFAULT_DTYPE, RunOptions
-from rma_mm.command.options.simulate import SIMULATED
 from rma_mm.command.progress import ProgressReport
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, MemoryLimitError, RmaError, ShapeError, VerificationError, display_path
@@ -54,14 +51,14 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.prices import best_grid
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.reports.page import require_bokeh
-from rma_mm.runtime.reports.timeline import Record, gathered, predicted_run, timeline
-from rma_mm.runtime.reports.traced import is_page, write_report
 from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from rma_mm.runtime.reports.timeline import Record
+    from rma_mm.runtime.verification.check import Verdict
 
 
 @dataclass
@@ -147,11 +144,10 @@ class Job:
         with self.moved["written"].timed([size] if self.output else []), self.progress.stage(title):
             self._write(c)
         made = {"A": a, "B": b, "C": c}
-        with self.progress.stage("checking the result"):
-            verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
+        verdict = self._verdict(plan, made) if o.is_checked else None
         self.require_unchanged()
         if o.trace is not None and self.comm.rank == 0:
-            self.predicted = predicted_run(plan.schedule, plan.choice.request.cost_model, mesh.size, SIMULATED)
+            self._predict(plan, mesh)
         if late := late_note(plan.choice, seconds):
             mesh.fallbacks.append(late)
         moved = {how: each.all_ranks(mesh) for how, each in self.moved.items()}
@@ -162,7 +158,7 @@ class Job:
             self._publish()
         else:
             mesh.metrics.tally.check_failures += 1
-        records = gathered(self.trace, mesh.comm) if self.trace else []
+        records = self._records(mesh) if self.trace else []
         self.report(facts, is_right, mesh, records)
         self._write_page(plan, records, seconds)
         for thing in (a, b, c, before, plan):
@@ -186,6 +182,8 @@ class Job:
             check_report("--picture", o.picture)
             check_report("--trace", o.trace)
             if o.report is not None:
+                from rma_mm.runtime.reports.page import require_bokeh
+
                 require_bokeh()
                 check_target(f"--report {display_path(o.report)}", o.report)
             check_report("--metrics", o.metrics)
@@ -253,6 +251,8 @@ class Job:
         o = self.options
         bias = None
         if o.bias is not None:
+            from rma_mm.command.jobs.bias import read_bias, watched
+
             with agreed(self.comm):
                 self.bias = None if self.comm.rank else watched(o.bias, o.dtype, o.format)
             bias = read_bias(self.comm, o.bias, o.dtype, o.format)
@@ -330,6 +330,8 @@ class Job:
                 if texts and not (o.quiet and o.picture != "-"):
                     self.frame.say("\n\n".join(texts))
                 if o.picture is not None and o.picture != "-":
+                    from rma_mm.runtime.reports.traced import is_page
+
                     drawn = plan.page() if is_page(o.picture) else plan.picture()
                     write_whole(f"--picture {display_path(o.picture)}", o.picture, drawn)
 
@@ -371,9 +373,32 @@ class Job:
         with self.output.removed_by_errors():
             write(c, self.output)
 
+    def _verdict(self, plan: Plan, made: dict[str, DistMatrix]) -> Verdict:
+        """Compare the result with the operands, and the file with the result. Collective."""
+        from rma_mm.command.jobs.checking import Check
+
+        with self.progress.stage("checking the result"):
+            return Check(self.options, self.comm, plan, self.files, made, self.output).verdict()
+
+    def _predict(self, plan: Plan, mesh: Mesh) -> None:
+        """Predict the timeline of each rank."""
+        from rma_mm.command.options.simulate import SIMULATED
+        from rma_mm.runtime.reports.timeline import predicted_run
+
+        self.predicted = predicted_run(plan.schedule, plan.choice.request.cost_model, mesh.size, SIMULATED)
+
+    def _records(self, mesh: Mesh) -> list[Record]:
+        """Return what the ranks did, on rank 0. Collective."""
+        from rma_mm.runtime.reports.timeline import gathered
+
+        assert self.trace is not None
+        return gathered(self.trace, mesh.comm)
+
     def _write_page(self, plan: Plan, records: Sequence[Record], seconds: Sequence[float]) -> None:
         """Write the report as a page, if it is wanted. Collective."""
         if self.options.report is not None:
+            from rma_mm.runtime.reports.traced import write_report
+
             command = shlex.join(["mpiexec", "-n", str(self.comm.size), "rma-mm", *sys.argv[1:]])
             write_report(plan, self.options.report, records, seconds, command)
 
@@ -407,6 +432,8 @@ class Job:
             if self.comm.rank == 0:
                 write_json(self.frame, "--json", o.json, facts.json)
                 if records:
+                    from rma_mm.runtime.reports.timeline import timeline
+
                     document = timeline(records, mesh.grid, mesh.node_of, facts.json, self.predicted)
                     write_json(self.frame, "--trace", o.trace, document, None)
 

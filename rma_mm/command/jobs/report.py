@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -24,12 +23,15 @@ from rma_mm.policy.planner.preference import TWO_SIDED
 from rma_mm.runtime.execution.footprint import merged
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.verification.check import Verdict
 from rma_mm.runtime.watching.exposed import exposed_share, exposed_text
 from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.waiting import barrier
 
-PROBE_SECONDS = 0.06  # seconds of one measurement of the local BLAS
+if TYPE_CHECKING:
+    from rma_mm.runtime.verification.check import Verdict
+
+PROBE_SECONDS = (0.002, 0.06)
+"""Least and most seconds of one measurement of the local BLAS, which else takes as long as the product."""
 PROBES = 4  # number of such measurements: another program may take the cores for a moment
 PROBE_SIZES = (64, 1024)  # rows of the smallest and largest square block it is measured on
 
@@ -103,7 +105,7 @@ class Facts:
         seconds = j["seconds"]
         timing = f"{min(seconds):.4g} s"
         if len(seconds) > 1:
-            timing += f" (median of {len(seconds)}: {median(seconds):.4g} s)"
+            timing += f" (median of {len(seconds)}: {np.median(seconds):.4g} s)"
         share = f", {100 * j['gflops'] / self.blas_gflops:.0f} % of the local BLAS rate" if self.blas_gflops else ""
         words = j["words"]
         checked = "not requested"
@@ -202,27 +204,29 @@ def gather_facts(
         "verified_rows": None if verdict is None else verdict.rows,
         "verified_how": None if verdict is None else "; ".join(filter(None, (verdict.how, verdict.odds))),
     }
-    rate = blas_rate(mesh, shape, plan.spec.accum_dtype) if measure_blas and plan.spec.semiring == PLUS_TIMES else None
+    rate = None
+    if measure_blas and plan.spec.semiring == PLUS_TIMES:
+        rate = blas_rate(mesh, shape, plan.spec.accum_dtype, min(seconds))
     return Facts({name: _known(value) for name, value in report.items()}, rate)
 
 
-def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> float | None:
+def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any], seconds: float) -> float | None:
     """GF/s of the local BLAS on square blocks of about a rank's share, all ranks of the mesh at once. Collective.
 
-    None for types that no BLAS multiplies.
+    None for types that no BLAS multiplies. seconds: what the product took, the same on all ranks.
     """
     working = accumulator(dtype)
     if working not in BLAS_TYPES:
         return None
     share = (math.prod(shape) / mesh.grid.size) ** (1 / 3)
     size = max(PROBE_SIZES[0], min(PROBE_SIZES[1], int(share)))
-    best = 0.0
+    best, wanted = 0.0, min(PROBE_SECONDS[1], max(PROBE_SECONDS[0], seconds))
     with using_threads(mesh.threads):
         product = square(size, working, "blas")
         product()
         for _ in range(PROBES):
             barrier(mesh.comm)
-            mine = calls_a_second(product, PROBE_SECONDS) if mesh.is_member else 0.0
+            mine = calls_a_second(product, wanted) if mesh.is_member else 0.0
             best = max(best, sum(mesh.comm.allgather(mine)))
     return best * (8 if working.kind == "c" else 2) * size**3 / 1e9
 

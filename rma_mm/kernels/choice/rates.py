@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -92,7 +91,7 @@ def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
             time.sleep(SETTLE if get_threads() > 1 else 0)
             samples[kernel].append(calls_a_second(call, SECONDS))
     work = 2e-9 * m * n * k * (4 if dtype.kind == "c" else 1)
-    return {kernel: work * median(found) for kernel, found in samples.items()}
+    return {kernel: work * float(np.median(found)) for kernel, found in samples.items()}
 
 
 def calls_a_second(product: Callable[[], None], seconds: float) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,6 +120,8 @@ TYPICALLY = Description(TYPICAL, None, TYPICAL.slots)  # `TYPICAL`, with as many
 
 def read_machine(path: str) -> Description:
     """Return the machine that a file describes: JSON as calibration writes it, or TOML. Raises MachineError."""
+    import tomllib
+
     try:
         text = machine_text(path)
         if text.lstrip().startswith("{"):

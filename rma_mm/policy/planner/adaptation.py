@@ -7,7 +7,6 @@ that turns out to be no faster. So it cannot flap.
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 
 LATE, SLACK = 1.2, 1e-4
 """Measured over predicted from which a one-sided plan is late, and seconds by which it is at least: that long may calls
@@ -35,6 +34,8 @@ class Watch:
 
     @property
     def measured(self) -> float | None:
+        from statistics import median  # slow to import
+
         return median(self._seen) if self._count > LOOKS else None
 
     @property

@@ -16,7 +16,6 @@ from rma_mm.policy.model.machine import COLLECTIVES, COPY, TYPICAL, Machine
 from rma_mm.policy.model.machine_file import machine_text
 from rma_mm.runtime.calibration import cache
 from rma_mm.runtime.calibration.link import has_changed
-from rma_mm.runtime.calibration.run_calibration import Wanted, run_calibration
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.rank_state import rank_state
@@ -100,20 +99,24 @@ def _machine_of(
     if is_named or wanted is None or not may_measure:
         return base
     seconds = KERNEL if base is not None else BETWEEN if site.has("between") else SHORT
-    machine = run_calibration(comm, site, wanted, seconds, base).machine
+    from rma_mm.runtime.calibration.run_calibration import Wanted, run_calibration
+
+    machine = run_calibration(comm, site, Wanted(**wanted), seconds, base).machine
     if comm.rank == 0:
         cache.write(cache.key_of(site), machine, tries + 1)
     return machine
 
 
-def _lacking(base: Machine | None, site: Site, product: tuple[str, str], flavours: tuple[str, ...]) -> Wanted | None:
-    """Return the figures that must be measured before products can be priced; None if there are none."""
+def _lacking(
+    base: Machine | None, site: Site, product: tuple[str, str], flavours: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """Return what must be measured before products can be priced, as fields of `Wanted`; None if nothing must."""
     if base is None:
-        return Wanted((product,), flavours)
+        return {"products": (product,), "flavours": flavours}
     links = [link for link in ("node", "between") if site.has(link)]
     missing = tuple(name for name in flavours if any(f"{name}.get" not in base.costs[link] for link in links))
     products = () if base.has(*product) else (product,)
-    return Wanted(products, missing, basis=False) if products or missing else None
+    return {"products": products, "flavours": missing, "basis": False} if products or missing else None
 
 
 def _whole(machine: Machine | None, site: Site) -> Machine | None:

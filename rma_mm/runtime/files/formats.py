@@ -122,8 +122,8 @@ class Format:
     (`names.split`); `create` adds it to a file that is there, or replaces it."""
     options: tuple[str, ...] = ()
     """The options of `DistMatrix.save` that `create` takes by name: of chunks, shards, compress."""
-    sink: type[Any] | None = None
-    """The dataclass that `create` makes, if it can be made again where a job that was ended is gone on with."""
+    sink: Callable[..., Sink] | None = None
+    """(fields of what `create` makes) → the same once more, where a job that was ended is gone on with; None if not."""
 
 
 FORMATS: dict[str, Format] = {}  # every format, by suffix

@@ -210,3 +210,9 @@ def open_array(uri: Path, dtype: Any = None, kind: str | None = None, allow_exte
         return open(uri, dtype, kind, allow_external)
     with allowing(allow_external):
         return (form.open_array or form.open)(name.whole, dtype)
+
+
+def extents_of(file: Any) -> tuple[int, ...]:
+    """Return the shape of an array in a file, in its own dimensions."""
+    shape: tuple[int, ...] = getattr(file, "array", ()) or file.shape
+    return shape

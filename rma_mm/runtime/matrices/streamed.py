@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from time import perf_counter_ns as clock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,9 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows import Counters
 from rma_mm.windows.waiting import wait
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 SAMPLE = 2**22  # bytes that are read to find out how fast that goes
 TYPICALLY = 1 / 2e9  # seconds of a byte where that is not measured
@@ -143,6 +145,8 @@ def _seconds_a_byte(x: Opened) -> float:
 
 @cache
 def reader() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
     return ThreadPoolExecutor(1, "rma_mm reader")
 
 

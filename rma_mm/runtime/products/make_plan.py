@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,15 +19,12 @@ from rma_mm.kernels.choice.choice import NAMES
 from rma_mm.kernels.elementwise import check_cast, scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.kernels.threads import using_threads
-from rma_mm.policy.planner.batches import Batch
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.arguments import array_of, checked_extents, checked_mesh, checked_shape, placed
 from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands
-from rma_mm.runtime.products.batched.batch_choice import BatchRequest, batch_request, choose_batch
-from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.choosing import choose_plan
 from rma_mm.runtime.products.memory import require_homes, require_memory
 from rma_mm.runtime.products.plan import Plan
@@ -38,6 +35,10 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.windows.waiting import wait
+
+if TYPE_CHECKING:
+    from rma_mm.runtime.products.batched.batch_choice import BatchRequest
+    from rma_mm.runtime.products.batched.plan import BatchPlan
 
 Given = DistMatrix | DistArray | Opened | Operand | NDArray[Any] | tuple[tuple[int, ...], DTypeLike]  # as it is given
 
@@ -116,6 +117,9 @@ def planned(
     require_homes(mesh, request.operands if request else operands)
     operands = with_kernel(mesh, operands)
     if request:
+        from rma_mm.runtime.products.batched.batch_choice import choose_batch
+        from rma_mm.runtime.products.batched.plan import BatchPlan
+
         return BatchPlan(mesh, choose_batch(mesh, replace(request, operands=operands)))
     while (plan := _new_plan(mesh, operands, before, workspace)).prepared.is_outdated:
         plan.close()
@@ -126,6 +130,9 @@ def _batch_of(
     a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: ProductOptions
 ) -> BatchRequest:
     """Check the arguments of a product of batches and return the request."""
+    from rma_mm.policy.planner.batches import Batch
+    from rma_mm.runtime.products.batched.batch_choice import batch_request
+
     batch = Batch(a.shape, b.shape, "A" * options.transpose_a + "B" * options.transpose_b, options.folds)
     place = None if layout is None else placed(layout, batch.shape("C"), mesh)
     one, other = (replace(x, shape=(x.shape[-2], x.shape[-1])) for x in (a, b))

@@ -32,8 +32,6 @@ from rma_mm.runtime.ranks.agreement import AgreedVotes, Ballot, digest, disagree
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import serialized
-from rma_mm.runtime.reports.timeline import gathered
-from rma_mm.runtime.reports.traced import write_report
 from rma_mm.runtime.verification.checked_product import SELDOM, as_before, checked_product, required
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
@@ -247,6 +245,9 @@ class Plan:
         OptionError
             If bokeh is not installed.
         """
+        from rma_mm.runtime.reports.timeline import gathered
+        from rma_mm.runtime.reports.traced import write_report
+
         is_traced = self.trace is not None and bool(self.trace.calls or self.trace.transfers)
         write_report(self, path, gathered(self.trace, self.mesh.comm) if self.trace and is_traced else [])
 

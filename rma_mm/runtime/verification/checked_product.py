@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +36,13 @@ from rma_mm.errors import CheckError, VerificationError
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.verification.check import Verdict, verify
 from rma_mm.runtime.verification.contents import LocalMatrix, differences
 from rma_mm.runtime.verification.parts import MatrixView, Transposable
 from rma_mm.schedule.symmetry import Symmetry
 from rma_mm.windows.checks.poison import poison, poisoned, shows_poison
+
+if TYPE_CHECKING:
+    from rma_mm.runtime.verification.check import Verdict
 
 
 class OnMesh(MatrixView, Protocol):
@@ -112,6 +114,8 @@ def verdict_of(
 
     Collective.
     """
+    from rma_mm.runtime.verification.check import verify
+
     o = given.options
     return verify(
         A.T if o.transpose_a else A, B.T if o.transpose_b else B, C, alpha=o.alpha, beta=o.beta, before=before,

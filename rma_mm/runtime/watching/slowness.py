@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from math import fsum, inf, sqrt
-from statistics import fmean, median
 
 SEEN = 20  # products that the next is compared with
 SIGMAS, LEAST = 2.0, 1.3
@@ -37,6 +36,8 @@ class Recent:
         if len(values) < SEEN:
             values.append(value)
             if len(values) == SEEN:  # of the first ones, none is to hide what comes
+                from statistics import median  # slow to import
+
                 most = LEAST * median(values)
                 self.values = values = deque(min(each, most) for each in values)
                 self._sum, self._squares = fsum(values), fsum(each * each for each in values)
@@ -70,7 +71,8 @@ class Slowness:
         It outlives plans: another plan for the same products goes on with what was seen of them.
         """
         paces = sorted(self._paces)
-        return fmean(paces[2:-2] or paces) if paces else 0.0
+        middle = paces[2:-2] or paces
+        return fsum(middle) / len(middle) if middle else 0.0
 
     def relative(self, own: float) -> float:
         return own / self.seen.mean if self.seen.mean else 0.0

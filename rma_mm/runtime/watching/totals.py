@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from statistics import median
 from typing import Any, NamedTuple
 
 from rma_mm.errors import OptionError
@@ -33,6 +32,8 @@ class Totals:
 
     def spread(self, figure: str) -> OverRanks:
         """Return the distribution of a count of `Tally`, as "multiplying", over the ranks of the grid."""
+        from statistics import median  # slow to import
+
         values = [getattr(tally, figure) for tally in self.tallies[: self.members]]
         return OverRanks(min(values), median(values), max(values))
 

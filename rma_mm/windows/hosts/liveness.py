@@ -18,7 +18,7 @@ import fcntl
 import math
 import mmap
 import os
-import socket
+import platform
 import sys
 import threading
 import time
@@ -126,8 +126,8 @@ def by_sight(node_of: Sequence[int], identities: Sequence[Identity]) -> list[int
 
 def machine() -> tuple[str, str]:
     with suppress(OSError):
-        return socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return socket.gethostname(), sys.platform
+        return platform.node(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return platform.node(), sys.platform
 
 
 def enter_call(name: bytes) -> None:

@@ -43,7 +43,7 @@ from rma_mm.runtime.files.containers.hdf5_file import (
 )
 from rma_mm.runtime.files.dense import DenseFile
 from rma_mm.runtime.files.external import allowing, is_allowed
-from rma_mm.runtime.files.formats import Format, Path, check_extents, check_shape, element_type, register_format
+from rma_mm.runtime.files.formats import Path, check_extents, check_shape, element_type
 from rma_mm.runtime.files.names import joined, no_matrix, split
 from rma_mm.runtime.files.version import Version, examined
 from rma_mm.unfinished import Unfinished
@@ -330,6 +330,3 @@ def _filters(dataset: Any) -> list[int]:
     """Return the numbers of the filters that a dataset's chunks went through, in this order."""
     plist = dataset.id.get_create_plist()
     return [plist.get_filter(n)[0] for n in range(plist.get_nfilters())]
-
-
-register_format(Format((".h5", ".hdf5", ".hdf"), open_dataset, create, open_array, holds_many=True, sink=Hdf5Sink))

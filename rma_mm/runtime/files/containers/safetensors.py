@@ -27,7 +27,6 @@ from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.dense import DenseFile
 from rma_mm.runtime.files.external import external, is_allowed
 from rma_mm.runtime.files.formats import (
-    Format,
     Path,
     Readable,
     Shape,
@@ -35,7 +34,6 @@ from rma_mm.runtime.files.formats import (
     check_extents,
     check_said,
     check_shape,
-    register_format,
 )
 from rma_mm.runtime.files.names import joined, no_matrix, split
 from rma_mm.runtime.files.sieve import from_disk
@@ -352,7 +350,3 @@ def open_indexed_array(path: Path, dtype: Any = None) -> Tensor:
 def refuse(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Sink:
     """Refuse to write an index of several files, with FileFormatError."""
     raise FileFormatError(f"output {display_path(path)}: is an index of files; write to a .safetensors file")
-
-
-register_format(Format((".safetensors",), open_tensor, create, open_array, holds_many=True, sink=SafetensorsSink))
-register_format(Format((".safetensors.index.json",), open_indexed, refuse, open_indexed_array, holds_many=True))

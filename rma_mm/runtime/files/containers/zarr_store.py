@@ -27,7 +27,7 @@ from rma_mm.runtime.files.containers.added import in_the_making
 from rma_mm.runtime.files.containers.chunked import cuts_none
 from rma_mm.runtime.files.containers.zarr_node import ZarrNode, library, name_of, open_folder, place_of, zarr_errors
 from rma_mm.runtime.files.containers.zarr_source import ZarrArray, file_of, look, units_of
-from rma_mm.runtime.files.formats import Format, Path, Shape, register_format, unwritable
+from rma_mm.runtime.files.formats import Path, Shape, unwritable
 from rma_mm.runtime.files.names import joined
 from rma_mm.runtime.files.version import Version
 from rma_mm.unfinished import NEW, Unfinished, sync
@@ -231,11 +231,3 @@ def _usual(shape: Shape, itemsize: int) -> Shape:
     short = max(1, min(side, *shape))
     long = side if short == side else 2 ** ((most // short).bit_length() - 1)
     return (short, long) if shape[0] <= shape[1] else (long, short)
-
-
-register_format(
-    Format(
-        (".zarr",), open_matrix, create, open_array, holds_many=True, options=("chunks", "shards", "compress"),
-        sink=ZarrSink,
-    )
-)
