@@ -385,6 +385,25 @@ def test_corrections_are_kept(comm):
         assert looked_up(comm) == (now, 0)
 
 
+@parallel(ranks=(2,), env=("node",))
+def test_corrections_fade(comm):
+    """Half of each is forgotten in an hour, so that a kind which was late once is tried again."""
+    nodes = node_map(comm)
+    with surroundings(comm) as folder:
+        machine, _ = looked_up(comm)
+        with another(comm) as fresh:
+            machine_of(fresh, nodes, may_measure=False, **FLOAT32)
+            remember_correction(fresh, nodes, threads=1, corrections={"in place": 1.25})
+        if comm.rank == 0:
+            (file,) = (folder / "machines").glob("*.json")
+            before = time.time() - 2.5 * cache.FADES
+            os.utime(file, (before, before))
+        comm.Barrier()
+        now, count = looked_up(comm)
+        assert (now.corrections, count) == ({"in place": pytest.approx(1.25**0.25)}, 0)
+        assert now.costs == machine.costs
+
+
 @thorough
 @parallel(ranks=(3,), env=("node",))
 def test_ranks_of_several_communicators(comm):

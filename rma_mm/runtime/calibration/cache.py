@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.calibration.site import Site
 
 FORMAT = 4  # of the files; another one is not read
+FADES = 3600.0  # seconds in which half of a correction is forgotten
 SETTINGS = re.compile(r"(MPIR_CVAR|UCX|FI|OMPI_MCA)_")  # environment variables that change what MPI does
 FLEETING = re.compile(r".*(_verbose|HOSTNAME)$|OMPI_MCA_(orte_|ess_|pmix|initial_wdir|num_procs|PREFIXES).*")
 """Variables that launchers set anew for each job, or that only change messages."""
@@ -73,9 +76,19 @@ def read(key: Key) -> Machine | None:
         if not isinstance(found, dict) or found.get("key") != key:
             return None
         machine = Machine.from_json(found["machine"])
+        age = max(0.0, time.time() - file.stat().st_mtime) if file is not None else 0.0
     except (OSError, ValueError, KeyError, RecursionError, MachineError):
         return None
-    return machine if machine.measured else None
+    return _faded(machine, age) if machine.measured else None
+
+
+def _faded(machine: Machine, age: float) -> Machine:
+    """Return the machine with the square roots of its corrections, once for each `FADES` of its age in seconds.
+
+    A kind of product that was late once, as another job had the cores, is not chosen and so would not be corrected.
+    """
+    share = 0.5 ** (age // FADES)
+    return replace(machine, corrections={kind: ratio**share for kind, ratio in machine.corrections.items()})
 
 
 def tries(key: Key) -> int:
