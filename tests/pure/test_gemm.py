@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite import binding
 from numba import config
 from numpy.typing import NDArray
 
@@ -25,8 +26,8 @@ from rma_mm.elements.dtypes import BFLOAT16, accumulator
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.kernels import cache
 from rma_mm.kernels.gemm import product
+from rma_mm.kernels.gemm.cpu import BFLOATS, PAIRS, PAIRS_ADDED, Cpu, host
 from rma_mm.kernels.gemm.cpu import BYTES as BYTE_DOTS
-from rma_mm.kernels.gemm.cpu import PAIRS, PAIRS_ADDED, Cpu, host
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads, set_threads
 from tests.thorough import nightly, usually
@@ -87,8 +88,10 @@ def test_every_float16_is_read() -> None:
 @pytest.mark.skipif(BFLOAT16 is None, reason="ml_dtypes is not installed")
 @nightly
 @pytest.mark.parametrize("scales", [(1e-39, 1e-39), (1e-39, 1e38), (1e-25, 1e-14), (1e-19, 1e-19), (1e18, 1e18)])
-def test_bfloat16_keeps_subnormals(scales: tuple[float, float]) -> None:
+def test_bfloat16_keeps_subnormals(scales: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
     """The instruction for its products flushes them to zero; then it must not be used."""
+    if binding.get_host_cpu_features().get("avx512bf16"):
+        on(monkeypatch, replace(host(), dots=host().dots | {BFLOATS}))
     rng = np.random.default_rng(0)
     shapes = (14, 51), (51, 40)
     a, b = ((rng.standard_normal(s) * x).astype(BFLOAT16) for s, x in zip(shapes, scales, strict=True))
@@ -213,6 +216,15 @@ def test_the_set_is_chosen_by_what_the_processor_has(name: str, more: str, monke
     monkeypatch.setattr(config, "CPU_FEATURES", f"+sse2,{more}".rstrip(","))
     found = host.__wrapped__()
     assert (found.vector_bytes, found.registers, found.dots) == SETS[name]
+
+
+@pytest.mark.parametrize(("name", "has_it"), [("znver4", True), ("sapphirerapids", False)])
+def test_products_of_bfloat16_by_one_instruction_where_it_is_fast(
+    name: str, has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "CPU_NAME", name)
+    monkeypatch.setattr(config, "CPU_FEATURES", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16")
+    assert (BFLOATS in host.__wrapped__().dots) == has_it
 
 
 @pytest.mark.parametrize("shape", [(700, 40, 300), (40, 700, 300)])
