@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from llvmlite import binding
 
+from bench import kernels
 from rma_mm.policy.planner.candidates import SYMMETRIC
 from tests.processes import ROOT, mpirun
 from tests.thorough import nightly
@@ -126,3 +128,15 @@ def test_orientations(tmp_path):
     names = ("auto", "summa_c", "summa_b", "cannon")
     assert set(each) == {f"{name} {way}" for name in names for way in ("NN", "TN", "NT", "TT")}
     assert each["summa_b TN"]["words"] < each["summa_b NN"]["words"] < each["summa_b NT"]["words"]
+
+
+def test_kernels(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "report.json"
+    assert kernels.main(["--kind", "float32", "--shape", "64³", "--repeat", "1", "--json", str(file)]) == 0
+    (result,) = json.loads(file.read_text())["results"]
+    assert result["right"] and result["gflops"]["numba"] > 0
+    has = dict(binding.get_host_cpu_features()) | {"avx512f": False}
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: has)
+    with pytest.raises(SystemExit, match="2"):
+        kernels.main(["--set", "avx512"])
+    assert "avx512: this processor has no avx512f" in capsys.readouterr().err
