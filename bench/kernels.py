@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", choices=SETS, help="the instructions to use (all that this processor has)")
     options = parser.parse_args(arguments)
     forced = dict(zip(FORCED, SETS[options.set], strict=True)) if options.set else {}
-    wanted = forced.get("NUMBA_CPU_FEATURES", "").replace("+", "").split(",")
+    wanted = SETS[options.set][1].replace("+", "").split(",") if options.set else []
     has = binding.get_host_cpu_features()
-    if lacking := [name for name in wanted if name and not has.get(name)]:
+    if lacking := [name for name in wanted if not has.get(name)]:
         parser.error(f"--set {options.set}: this processor has no {', '.join(lacking)}")
     if not forced.items() <= os.environ.items():  # libraries look at what the processor has when they are loaded
         again = [sys.executable, "-m", "bench.kernels", *(sys.argv[1:] if arguments is None else arguments)]

@@ -40,9 +40,9 @@ def _is_speed(x: object) -> bool:
 
 def relative(speeds: Sequence[float]) -> tuple[float, ...]:
     """Speeds over their mean; empty if they count as equal."""
-    if not speeds or max(speeds) - min(speeds) < TOLERANCE * fsum(speeds) / len(speeds):
+    mean = fsum(speeds) / max(1, len(speeds))
+    if not speeds or max(speeds) - min(speeds) < TOLERANCE * mean:
         return ()
-    mean = fsum(speeds) / len(speeds)
     return tuple(speed / mean for speed in speeds)
 
 

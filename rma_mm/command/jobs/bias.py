@@ -15,7 +15,7 @@ from rma_mm.errors import FileFormatError, RmaError, display_path, truncate
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import Source, named_in
 from rma_mm.runtime.files.npy_again import reread_vector
-from rma_mm.runtime.files.opened import open_array
+from rma_mm.runtime.files.opened import extents_of, open_array
 from rma_mm.runtime.files.version import Version
 from rma_mm.runtime.ranks.agreement import agreed
 
@@ -73,7 +73,7 @@ def _read(path: str, dtype: str | None, kind: str | None) -> NDArray[Any]:
         file = open_array(path, dtype, kind)
     except FileFormatError as error:
         raise FileFormatError(f"--bias {error}") from None
-    shape = getattr(file, "array", ()) or file.shape
+    shape = extents_of(file)
     if len(shape) != 1:
         raise FileFormatError(
             f"--bias {display_path(path)}: holds an array of shape {truncate(shape)}; a vector is needed"

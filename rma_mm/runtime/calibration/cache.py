@@ -21,6 +21,8 @@ from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.calibration.site import Site
 
 FORMAT = 4  # of the files; another one is not read
+BROKEN = OSError, ValueError, KeyError, TypeError, RecursionError, MachineError
+"""Errors of reading a file that is broken, of another form, or gone."""
 FADES = 3600.0  # seconds in which half of a correction is forgotten
 SETTINGS = re.compile(r"(MPIR_CVAR|UCX|FI|OMPI_MCA)_")  # environment variables that change what MPI does
 FLEETING = re.compile(r".*(_verbose|HOSTNAME)$|OMPI_MCA_(orte_|ess_|pmix|initial_wdir|num_procs|PREFIXES).*")
@@ -71,24 +73,24 @@ def file_of(key: Key) -> Path | None:
 def read(key: Key) -> Machine | None:
     """The machine that is kept under a key; None if there is none, or it is stale, broken or somebody else's."""
     file = file_of(key)
-    try:
-        found = json.loads(read_own(file) or b"") if file is not None else None
-        if not isinstance(found, dict) or found.get("key") != key:
-            return None
-        machine = Machine.from_json(found["machine"])
-        age = max(0.0, time.time() - file.stat().st_mtime) if file is not None else 0.0
-    except (OSError, ValueError, KeyError, RecursionError, MachineError):
+    if file is None:
         return None
-    return _faded(machine, age) if machine.measured else None
+    with suppress(*BROKEN):
+        its_key, machine = _read(file)
+        return machine if its_key == key and machine.measured else None
+    return None
 
 
-def _faded(machine: Machine, age: float) -> Machine:
-    """Return the machine with the square roots of its corrections, once for each `FADES` of its age in seconds.
+def _read(file: Path) -> tuple[Key, Machine]:
+    """Return what a file holds; raise one of `BROKEN`. Corrections fade: the square root counts once in each `FADES`.
 
     A kind of product that was late once, as another job had the cores, is not chosen and so would not be corrected.
     """
-    share = 0.5 ** (age // FADES)
-    return replace(machine, corrections={kind: ratio**share for kind, ratio in machine.corrections.items()})
+    kept = json.loads(read_own(file) or b"")
+    machine = Machine.from_json(kept["machine"])
+    share = 0.5 ** (max(0.0, time.time() - file.stat().st_mtime) // FADES)
+    faded = {kind: ratio**share for kind, ratio in machine.corrections.items()}
+    return kept["key"], replace(machine, corrections=faded)
 
 
 def tries(key: Key) -> int:
@@ -103,10 +105,9 @@ def every() -> list[tuple[Path, Key, Machine]]:
     """Return all stored machines, the newest first: file, readable part of its key, machine."""
     folder, found = folder_of("machines"), []
     for file in sorted(folder.glob("*.json") if folder else (), key=lambda each: -each.stat().st_mtime):
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, MachineError):
-            kept = json.loads(read_own(file) or b"")
-            key = {name: str(kept["key"][name]) for name in ("nodes", "cpu", "mpi")}
-            found.append((file, key, Machine.from_json(kept["machine"])))
+        with suppress(*BROKEN):
+            key, machine = _read(file)
+            found.append((file, {name: str(key[name]) for name in ("nodes", "cpu", "mpi")}, machine))
     return found
 
 

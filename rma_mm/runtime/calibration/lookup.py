@@ -23,6 +23,8 @@ from rma_mm.runtime.ranks.rank_state import rank_state
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from rma_mm.runtime.calibration.run_calibration import Wanted
+
 VARIABLE = "RMA_MM_MACHINE"  # environment variable: `typical`, or a file as `Machine.as_json` gives it
 SHORT, BETWEEN, KERNEL = 2.2, 5.0, 0.5
 """Seconds of the automatic calibration, of that between nodes, and of that of one kernel."""
@@ -99,24 +101,27 @@ def _machine_of(
     if is_named or wanted is None or not may_measure:
         return base
     seconds = KERNEL if base is not None else BETWEEN if site.has("between") else SHORT
-    from rma_mm.runtime.calibration.run_calibration import Wanted, run_calibration
+    from rma_mm.runtime.calibration.run_calibration import run_calibration
 
-    machine = run_calibration(comm, site, Wanted(**wanted), seconds, base).machine
+    machine = run_calibration(comm, site, wanted, seconds, base).machine
     if comm.rank == 0:
         cache.write(cache.key_of(site), machine, tries + 1)
     return machine
 
 
-def _lacking(
-    base: Machine | None, site: Site, product: tuple[str, str], flavours: tuple[str, ...]
-) -> dict[str, Any] | None:
-    """Return what must be measured before products can be priced, as fields of `Wanted`; None if nothing must."""
-    if base is None:
-        return {"products": (product,), "flavours": flavours}
-    links = [link for link in ("node", "between") if site.has(link)]
-    missing = tuple(name for name in flavours if any(f"{name}.get" not in base.costs[link] for link in links))
-    products = () if base.has(*product) else (product,)
-    return {"products": products, "flavours": missing, "basis": False} if products or missing else None
+def _lacking(base: Machine | None, site: Site, product: tuple[str, str], flavours: tuple[str, ...]) -> Wanted | None:
+    """Return the figures that must be measured before products can be priced; None if there are none."""
+    products: tuple[tuple[str, str], ...] = (product,)
+    missing = flavours
+    if base is not None:
+        links = [link for link in ("node", "between") if site.has(link)]
+        missing = tuple(name for name in flavours if any(f"{name}.get" not in base.costs[link] for link in links))
+        products = () if base.has(*product) else (product,)
+    if not (products or missing):
+        return None
+    from rma_mm.runtime.calibration.run_calibration import Wanted
+
+    return Wanted(products, missing, basis=base is None)
 
 
 def _whole(machine: Machine | None, site: Site) -> Machine | None:

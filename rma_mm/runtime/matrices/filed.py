@@ -9,7 +9,7 @@ from rma_mm.errors import ShapeError, display_path
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.formats import Path, check_dimensions
-from rma_mm.runtime.files.opened import open_array
+from rma_mm.runtime.files.opened import extents_of, open_array
 from rma_mm.runtime.files.output import Output, Saving
 from rma_mm.runtime.matrices.arguments import by_chunks, checked_mesh, keeps_whole, placed
 from rma_mm.runtime.ranks.agreement import agreed
@@ -32,7 +32,7 @@ def loaded(
     mesh = checked_mesh(mesh)
     with agreed(mesh.comm, "load", **said) as facts:
         file = open_array(path, dtype, form, allow_external)
-        shape = getattr(file, "array", ()) or file.shape
+        shape: Any = extents_of(file)
         kind = kind_of(shape)
         if kind.is_matrix and len(shape) != 2:
             raise ShapeError(
