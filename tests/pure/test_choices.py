@@ -87,3 +87,17 @@ def test_a_get_behind_another_is_priced_by_what_the_link_carries() -> None:
         request = Request((256, 256, 65536), mesh, algorithm="stationary_c", cost_model=cost_model)
         seconds.append(candidates(request)[0].seconds)
     assert seconds[1] < 1.05 * seconds[0]
+
+
+@pytest.mark.parametrize(("name", "grid"), [("cannon", (2, 1)), ("t10_rotate", (2, 2)), ("gather_gemm", (2, 2))])
+def test_panels_of_a_slice_in_a_ring_move_one_by_one(name: str, grid: tuple[int, int]) -> None:
+    """The price of a ring is what its operations take, in messages and seconds, where slices are cut into panels."""
+    machine = CLUSTERS["Ethernet"]
+    mesh = MeshShape(grid, node_of_rank=tuple(range(grid[0] * grid[1])))
+    request = Request((4096, 4096, 4096), mesh, algorithm=name, cost_model=CostModel(machine))
+    [found] = candidates(request)
+    assert found.layouts is not None
+    schedule = lower(found.algorithm, placed_problem(request, found.layouts, found.copied), Tuning(width=found.width))
+    outcome = simulate(schedule, machine)
+    assert found.traffic.messages == sum(outcome.messages)
+    assert found.seconds == pytest.approx(outcome.seconds, rel=0.05)

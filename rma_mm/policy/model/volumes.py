@@ -185,6 +185,8 @@ class _WorkloadOfProblem:
             how = "all-gather" if x in self.algorithm.prefetch_all else how
             calls = np.where(found.foreign > 0, np.maximum(1.0, owners - (found.own > 0)), 0.0)
             run = self.run(x, found, steps) if found.between.any() else found.run
+            if how == "shift" and self.dim in OPERAND_DIMS[x]:  # the panels of a slice move one after the other
+                calls = calls * np.maximum(1.0, steps / np.maximum(1.0, found.cuts[OPERAND_DIMS[x].index(self.dim)]))
             if how == "shift" and self.is_together(x, found):
                 run = WHOLE if found.between.any() else max(run, float(found.foreign.max() / max(1.0, calls.max())))
             if how == "shift" and group > 1 and (found.owner_changes[0] <= found.cuts[0] + 1).all():
