@@ -2,7 +2,8 @@
 
 For each type and shape the kernels take turns; medians. Results are checked first, exactly. "peak" is what the
 innermost kernel reaches on data that never leave the first-level cache. NumPy without BLAS is slow: it is measured up
-to 1024³. `--set avx2` measures what a processor with these instructions alone would run, on one that has more.
+to 1024³. `--set avx2` measures what a processor with these instructions alone would run, on one that has more. Of few
+rows "of reading" is the time in which the other operand is read once, by the time of the product.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ SHAPES: dict[str, tuple[int, int, int]] = {
     "tall 16384×256×256": (16384, 256, 256),
     "wide 256×16384×256": (256, 16384, 256),
     "deep 256×256×16384": (256, 256, 16384),
+    "few 8×4096×14336": (8, 4096, 14336),
+    "few, columns": (8, 4096, 14336),
 }
-"""Name → (m, n, k)."""
+"""Name → (m, n, k). Of few rows, the other operand is stored by rows or by columns."""
 BASIC = "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,+avx,+f16c,+bmi,+bmi2,+lzcnt,+avx2,+fma"
 SETS = {
     "avx2": ("haswell", BASIC, "Haswell"),
@@ -102,10 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = [
         measured(kinds()[kind], shape, options.repeat) for kind in options.kind for shape in options.shape
     ]
-    head = ["type", "m×n×k", "GF/s", "of peak", "OpenBLAS", "ratio", "NumPy", "times NumPy", "samples apart"]
+    head = ["type", "m×n×k", "GF/s", "of peak", "OpenBLAS", "ratio", "NumPy", "times NumPy"]
+    head += ["of reading", "samples apart"]
     rows = [
         [r["kind"], r["shape"], r["gflops"]["numba"], r["of_peak"], r["gflops"].get("blas"), r["of_blas"],
-         r["gflops"].get("numpy"), r["of_numpy"], r["spread"]]
+         r["gflops"].get("numpy"), r["of_numpy"], r["of_reading"], r["spread"]]
         for r in results
     ]
     measure.publish(options.json, "kernels", measure.machine(), ["", *measure.table(head, rows)], results=results)
@@ -121,6 +125,7 @@ def measured(kind: Kind, shape: str, repeat: int) -> dict[str, Any]:
     """Samples of all kernels, in turn, and their ratios."""
     m, n, k = SHAPES[shape]
     a, b = operand((m, k), kind.operand), operand((k, n), kind.operand)
+    b = np.asfortranarray(b) if shape.endswith("columns") else b
     c = np.empty((m, n), kind.result)
     calls = {"numba": bind(a, b, c, kernel="numba", semiring=kind.semiring)}
     if accumulator(kind.result) in BLAS_TYPES and kind.semiring == PLUS_TIMES:
@@ -129,6 +134,8 @@ def measured(kind: Kind, shape: str, repeat: int) -> dict[str, Any]:
     has_blas = kind.result in BLAS_TYPES and kind.semiring == PLUS_TIMES
     if not has_blas and m * n * k <= SLOW:
         others["numpy"] = by_numpy(kind, a, b)
+    if shape.startswith("few"):
+        others["reading"] = np.ones(b.nbytes // 8, np.int64).sum
     calls["numba"]()
     right = is_right(kind, a, b, c)
     samples = {name: [] for name in others}
@@ -138,7 +145,8 @@ def measured(kind: Kind, shape: str, repeat: int) -> dict[str, Any]:
                 call()  # behind seconds of NumPy the first one takes several times as long
             samples[name].append(seconds(call))
     work = 2e-9 * m * n * k * (4 if kind.result.kind == "c" else 1)
-    gflops = {name: work / median(found) for name, found in samples.items()}
+    gflops = {name: work / median(found) for name, found in samples.items() if name != "reading"}
+    reading = samples.get("reading")
     form = form_of(kind.semiring, kind.operand, kind.operand, accumulator(kind.result), host())
     ours = gflops["numba"]
     return {
@@ -146,6 +154,7 @@ def measured(kind: Kind, shape: str, repeat: int) -> dict[str, Any]:
         "peak": peak(form), "of_peak": ours / peak(form),
         "of_blas": ours / gflops["blas"] if "blas" in gflops else None,
         "of_numpy": ours / gflops["numpy"] if "numpy" in gflops else None,
+        "of_reading": median(reading) / median(samples["numba"]) if reading else None,
         "spread": max(samples["numba"]) / min(samples["numba"]),
     }
 

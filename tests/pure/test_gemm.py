@@ -156,8 +156,8 @@ def test_narrower_vectors(width: int, name: str, monkeypatch: pytest.MonkeyPatch
     """What is generated for processors with fewer and shorter registers is right too."""
     on(monkeypatch, Cpu(f"{width} bytes", width, 16, frozenset(), TINY))
     rng = np.random.default_rng(2)
-    a, b = (rng.integers(-5, 6, shape).astype(name) for shape in ((29, 70), (70, 53)))
-    np.testing.assert_array_equal(times(a, b, np.empty((29, 53), name)), a @ b)
+    a, b = (rng.integers(-5, 6, shape).astype(name) for shape in ((45, 70), (70, 53)))
+    np.testing.assert_array_equal(times(a, b, np.empty((45, 53), name)), a @ b)
 
 
 SETS = {
@@ -205,6 +205,51 @@ def test_operands_stored_by_rows_and_by_columns(
     a, b = (rng.integers(-5, 6, shape).astype(name) for shape in ((45, 149), (149, 101)))
     for x, y in itertools.product((a, np.asfortranarray(a), a[::-1]), (b, np.asfortranarray(b), b[:, ::-1])):
         np.testing.assert_array_equal(times(x, y, np.empty((45, 101), name)), x @ y)
+
+
+VECTORS = {"avx512": (64, 32), "avx2": (32, 16), "sse2": (16, 16), "neon": (16, 32)}
+"""Bytes of a vector, and registers."""
+
+
+@pytest.mark.parametrize("name", usually(2, ["bfloat16", "float32", "float64", "float16"]))
+@pytest.mark.parametrize("cpu", usually(1, list(VECTORS), rest=nightly))
+def test_few_rows_read_the_longer_operand_where_it_lies(name: str, cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever operand it is and whichever way it is stored: all edges of tiles, blocks and vectors, and any c."""
+    dtype = np.dtype(name) if name != "bfloat16" else BFLOAT16
+    if dtype is None or VECTORS[cpu][0] > host().vector_bytes:
+        pytest.skip(f"there is no {name}, or this processor has no {cpu}")
+    monkeypatch.setattr(product, "blocks_of", None)  # nothing is packed
+    rng, summed = np.random.default_rng(5), accumulator(dtype)
+    shapes = (1, 1, 1), (3, 261, 70), (8, 64, 128), (13, 33, 301), (32, 7, 37)
+    for caches, (m, n, k) in itertools.product((TINY, host().caches), shapes):
+        on(monkeypatch, Cpu(cpu, *VECTORS[cpu], frozenset(), caches))
+        x, y = (rng.integers(-5, 6, shape).astype(dtype) for shape in ((m, k), (k, n)))
+        for a, b in itertools.product((x, np.asfortranarray(x), x[::-1]), (y, np.asfortranarray(y))):
+            expected = a.astype(np.float64) @ b.astype(np.float64)
+            np.testing.assert_array_equal(times(a, b, np.full((m, n), np.nan, summed)), expected)
+            np.testing.assert_array_equal(times(b.T, a.T, np.full((n, m), np.nan, summed)), expected.T)
+            c = times(a, b, np.full((n, 2 * m), 3, summed).T[::2], alpha=2, beta=-1)
+            np.testing.assert_array_equal(c, 2 * expected - 3)
+
+
+@pytest.mark.parametrize("turn", [np.ascontiguousarray, np.asfortranarray])
+def test_few_rows_round_no_more_than_others(turn: Any) -> None:
+    """A sum of thousands of products is added up in parts, as where operands are packed: 3 times as exact."""
+    rng = np.random.default_rng(7)
+    a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((8, 20000), (20000, 200)))
+    off = times(a, turn(b), np.empty((8, 200), np.float32)) - a.astype(np.float64) @ b.astype(np.float64)
+    assert np.sqrt((off**2).mean()) < 4e-5
+
+
+def test_few_rows_of_a_batch() -> None:
+    """Products of one matrix by many, as in decoding."""
+    rng = np.random.default_rng(6)
+    a, b = (rng.integers(-5, 6, shape).astype(np.float32) for shape in ((5, 3, 40), (5, 40, 70)))
+    c = np.empty((5, 3, 70), np.float32)
+    for part in (slice(None), slice(1, 2)):
+        problem = replace(checked(a[0], b[0], c[0], 1, 0, False, False), a=a[part], b=b[part], c=c[part])
+        product.bind_numba(problem)()
+        np.testing.assert_array_equal(c[part], a[part] @ b[part])
 
 
 @pytest.mark.parametrize(("name", "more"), [
@@ -273,6 +318,17 @@ def test_scratch_is_bounded() -> None:
         promised = kernels.scratch_bytes(m, n, k, dtype, dtype, accumulator(dtype), "numba")
         assert product._scratch.buffer.size <= promised
         product._scratch.buffer = np.empty(0, np.uint8)
+
+
+def test_scratch_of_few_rows_is_bounded() -> None:
+    """It is what `scratch_bytes` says, and no copy of the long operand."""
+    for m, n, k in ((8, 4096, 3000), (4096, 20, 3000)):
+        product._scratch.buffer = np.empty(0, np.uint8)
+        a, b = np.ones((m, k), np.float32), np.ones((k, n), np.float32)
+        times(a, b, np.empty((m, n), np.float32))
+        promised = kernels.scratch_bytes(m, n, k, a.dtype, a.dtype, a.dtype, "numba")
+        assert 0 < product._scratch.buffer.size <= min(promised, max(a.nbytes, b.nbytes) // 8)
+    product._scratch.buffer = np.empty(0, np.uint8)
 
 
 # -- compiling -------------------------------------------------------------------------------------

@@ -39,14 +39,17 @@ def test_auto_takes_what_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPat
     """For each class of shapes; the 16-bit floats are measured when they are first wanted."""
     if blas.library() is None:
         pytest.skip("there is no BLAS to choose")
-    table = {name: {"blas": 50.0, "numba": 60.0 if name[2] == "l" else 40.0} for name in rates.CLASSES}
+    table = {name: {"blas": 50.0, "numba": 40.0 if name.endswith("s") else 60.0} for name in rates.CLASSES}
     for known, f2 in ((table, None), (None, table)):
         monkeypatch.setattr(choice, "rates", lambda dtype, known=known: known)
-        monkeypatch.setattr(choice, "measured", lambda dtype, f2=f2: f2)
+        monkeypatch.setattr(choice, "measured", lambda dtype, classes, f2=f2: {x: (f2 or {})[x] for x in classes})
         single, half = np.dtype("f4"), np.dtype("f2")
         assert kernels.choose_kernel("auto", half, 1024, 1024, 1024) == "numba"
         assert kernels.choose_kernel("auto", single, 1024, 1024, 1024) == ("numba" if known else "blas")
         assert kernels.choose_kernel("auto", single, 4096, 4096, 64) == "blas"
+        assert kernels.choose_kernel("auto", single, 8, 8192, 8192) == "numba"  # measured when first wanted
+        assert kernels.choose_kernel("auto", single, 8192, 16, 8192) == "numba"
+        assert kernels.choose_kernel("auto", single, 8, 512, 512) == "blas"  # too small for that
         said = choice.reason("numba", single, 1024, 1024, 1024)
         assert said == ("blas 50, numba 60 GF/s on products of this kind here" if known else "")
 
@@ -61,7 +64,10 @@ def test_rates_are_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_pa
     rates._table.cache_clear()
     try:
         assert rates.rates(np.dtype("f4")) is None
+        few = rates.measured(np.dtype("f4"), [rates.FEW_ROWS])
+        assert list(few) == [rates.FEW_ROWS]
         found = rates.measured(np.dtype("f4"))
+        assert found[rates.FEW_ROWS] == few[rates.FEW_ROWS]
         assert rates.measured(np.dtype("f4")) == found  # and not measured again
         assert {name: sorted(by) for name, by in found.items()} == {name: ["blas", "numba"] for name in rates.CLASSES}
         rates._table.cache_clear()

@@ -15,7 +15,7 @@ from rma_mm.elements.dtypes import is_half
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring
 from rma_mm.errors import AlgorithmError, nearest
 from rma_mm.kernels.blas import check_type, fits, library
-from rma_mm.kernels.choice.rates import measured, rates, shape_class
+from rma_mm.kernels.choice.rates import FEW_ROWS, measured, rates, shape_class
 from rma_mm.kernels.gemm.form import emitted, no_code
 
 NAMES = ("blas", "numba", "numpy")  # the kernels there are
@@ -54,13 +54,13 @@ def choose_kernel(
 
 def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
     """BLAS or generated code, as was measured on this machine; BLAS where nothing was."""
-    found = rates(dtype)
-    if found is None and is_half(dtype) and _compiles():
-        found = measured(dtype)
-    if found is None or not _compiles():
+    name, found = shape_class(m, n, k), rates(dtype) or {}
+    if not _compiles():
         return "blas"
-    by_kernel = found[shape_class(m, n, k)]
-    return max(by_kernel, key=lambda name: by_kernel[name])
+    if name not in found and (is_half(dtype) or (name == FEW_ROWS and dtype.kind == "f")):
+        found = measured(dtype, [name])
+    by_kernel = found.get(name, {"blas": 0.0})
+    return max(by_kernel, key=lambda kernel: by_kernel[kernel])
 
 
 @cache
@@ -90,9 +90,8 @@ def _check_semiring(semiring: Semiring) -> None:
 def reason(kernel: str, dtype: np.dtype[Any], m: int, n: int, k: int, semiring: Semiring = PLUS_TIMES) -> str:
     """Return why `kernel` was chosen for operands of type `dtype`; empty where no measurement decided."""
     consulted = semiring.is_arithmetic and kernel != "numpy" and m * n * k >= COMPILE_FROM
-    found = rates(dtype) if consulted else None
+    found = (rates(dtype) or {}).get(shape_class(m, n, k)) if consulted else None
     if found is None:
         return ""
-    name = shape_class(m, n, k)
-    figures = ", ".join(f"{other} {rate:.0f}" for other, rate in found[name].items())
+    figures = ", ".join(f"{other} {rate:.0f}" for other, rate in found.items())
     return f"{figures} GF/s on products of this kind here"

@@ -1,7 +1,8 @@
 """Rates of BLAS and of generated code on this machine: a small table in the user's cache.
 
-The 16-bit floats, which BLAS multiplies in float32 only, are measured on first use; the other types that BLAS has by
-`python -m rma_mm.calibrate --kernels`, so that an ordinary run neither waits for it nor loads Numba.
+The 16-bit floats, which BLAS multiplies in float32 only, and products of few rows, which BLAS packs a long matrix for,
+are measured on first use. Others of the types that BLAS has are measured by `python -m rma_mm.calibrate --kernels`, so
+that an ordinary run neither waits for it nor loads Numba.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -25,11 +26,13 @@ from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads
 
 SMALL, LARGE, LIMIT = 96, 768, 256  # extents at which both are measured, and up to which an extent counts as small
+FEW, FEWEST = 16, 8  # rows, or columns, of c that are few, and how many are measured
 SECONDS, TIMES = 0.01, 5  # for how long each product is repeated, and how often: the median counts
 SETTLE = 0.04
 """Seconds before a sample: the threads of OpenBLAS go on spinning for about 30 ms after their last product."""
-CLASSES = tuple(map("".join, product("sl", repeat=3)))
-"""The classes of shapes: which of m, n, k are small and which large."""
+FEW_ROWS = "few"
+CLASSES = (*map("".join, product("sl", repeat=3)), FEW_ROWS)
+"""The classes of shapes: which of m, n, k are small and which large, or a c of few rows, or of few columns."""
 
 Rates = dict[str, dict[str, float]]  # class of shapes → kernel → 10⁹ operations a second
 
@@ -39,9 +42,11 @@ _unwritten: dict[str, Rates] = {}
 def shape_class(m: int, n: int, k: int) -> str:
     """Return the class that a product belongs to.
 
-    >>> shape_class(4096, 64, 4096)
-    'lsl'
+    >>> shape_class(4096, 64, 4096), shape_class(8, 4096, 4096)
+    ('lsl', 'few')
     """
+    if min(m, n) <= FEW:
+        return FEW_ROWS
     return "".join("s" if extent <= LIMIT else "l" for extent in (m, n, k))
 
 
@@ -49,16 +54,17 @@ def rates(dtype: np.dtype[Any]) -> Rates | None:
     return _table().get(dtype.name)
 
 
-def measured(dtype: np.dtype[Any], again: bool = False) -> Rates:
+def measured(dtype: np.dtype[Any], classes: Sequence[str] = CLASSES, again: bool = False) -> Rates:
     """Measure products of this type by both kernels, and keep the figures; unless another process has, or `again`.
 
     One process of a machine at a time, so that ranks that start together do not measure each other, and agree.
     """
     with alone():
         _table.cache_clear()
-        found = rates(dtype)
-        if found is None or again:
-            found = {name: _measured_class(dtype, name) for name in CLASSES}
+        found = rates(dtype) or {}
+        wanted = [name for name in classes if again or name not in found]
+        if wanted:
+            found = found | {name: _measured_class(dtype, name) for name in wanted}
             _keep(_table() | {dtype.name: found})
     return found
 
@@ -78,7 +84,7 @@ def _keep(table: dict[str, Rates]) -> None:
 
 def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
     """10⁹ operations a second of one class, by kernel; in turn, so that both see the same machine."""
-    m, n, k = (SMALL if letter == "s" else LARGE for letter in name)
+    m, n, k = (FEWEST, LARGE, LARGE) if name == FEW_ROWS else (SMALL if x == "s" else LARGE for x in name)
     a, b = np.ones((m, k), dtype), np.ones((k, n), dtype)
     c = np.ones((m, n), accumulator(dtype))
     problem = checked(a, b, c, 1, 0, False, False)
@@ -112,7 +118,7 @@ def _table() -> dict[str, Rates]:
     try:
         found = json.loads(read_own(_file(folder)) or b"")
         return {
-            str(dtype): {name: {k: float(classes[name][k]) for k in ("blas", "numba")} for name in CLASSES}
+            str(dtype): {name: {k: float(by[k]) for k in ("blas", "numba")} for name, by in classes.items()}
             for dtype, classes in found.items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none yet, or not ours: to be measured again

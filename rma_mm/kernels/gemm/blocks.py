@@ -40,8 +40,12 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
     bytes_a = -(-rows // form.rows) * form.rows * cells * cell_a
     bytes_b = -(-columns // form.columns) * (form.columns * cells * cell_b + form.head)
     bytes_tile = form.rows * form.columns * form.planes * np.dtype(form.total).itemsize
-    sizes = ((1 + -(-size // _SLACK)) * _SLACK for size in (bytes_a, bytes_b, bytes_tile))
-    return Blocks(rows, columns, depth, *sizes)
+    return Blocks(rows, columns, depth, *map(padded, (bytes_a, bytes_b, bytes_tile)))
+
+
+def padded(size: int) -> int:
+    """Return the bytes for a panel of this size."""
+    return (1 + -(-size // _SLACK)) * _SLACK
 
 
 def _equal(extent: int, usual: int, unit: int) -> int:

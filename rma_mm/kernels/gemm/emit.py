@@ -110,10 +110,10 @@ def _intrinsic(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) 
     """Call one of LLVM's functions on vectors."""
     suffix = {"float": "f32", "double": "f64"}[str(getattr(kind, "element", kind))]
     count = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
-    return _call(builder, f"{name}.{count}{suffix}", kind, *values)
+    return call(builder, f"{name}.{count}{suffix}", kind, *values)
 
 
-def _call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Value:
+def call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Value:
     module = builder.module
     function = module.globals.get(name)
     if function is None:
@@ -126,9 +126,9 @@ def _dot(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> V
     code = DOTS[form.dot][form.lanes * 4]
     if form.dot != PAIRS:
         pair = (a, b) if form.panel_a != "int8" else (b, a)
-        return _call(builder, code, old.type, old, *pair)
+        return call(builder, code, old.type, old, *pair)
     halves = ir.VectorType(ir.IntType(16), 2 * form.lanes)
-    return builder.add(old, _call(builder, code, old.type, *(builder.bitcast(x, halves) for x in (a, b))))
+    return builder.add(old, call(builder, code, old.type, *(builder.bitcast(x, halves) for x in (a, b))))
 
 
 # -- the tile ---------------------------------------------------------------------------------------
@@ -151,7 +151,8 @@ class Tile:
         self.element_a = _WORD if grouped else type_of(form.panel_a)
         self.vector_b = ir.VectorType(_WORD if grouped else type_of(form.panel_b), form.lanes)
         self.size = form.group * np.dtype(form.panel_b).itemsize  # bytes of one element of a step
-        self.step_a, self.step_b = (n * form.planes * self.size for n in (form.rows, form.columns))
+        self.step_a, step_b = (n * form.planes * self.size for n in (form.rows, form.columns))
+        self.step_b: Value = _INDEX(step_b)
 
     def emit(self, depth: Value, combines: Value) -> None:
         """depth: steps of k (groups of them). combines: whether what `out` holds is added to."""
@@ -175,7 +176,7 @@ class Tile:
             row = at(builder, self.out, builder.mul(self.stride, _INDEX(i)), _BYTE)
             for line in range(0, width, LINE):
                 place = at(builder, row, line, _BYTE)
-                _call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, _WORD(1), _WORD(3), _WORD(1))
+                call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, _WORD(1), _WORD(3), _WORD(1))
 
     def begun(self) -> list[Value]:
         """Return the sums before the first step."""
@@ -200,7 +201,7 @@ class Tile:
         for phi, value in zip(current, sums, strict=True):
             phi.add_incoming(value, before)
         ap = at(builder, self.a, builder.mul(index, _INDEX(self.step_a)), _BYTE)
-        start = builder.mul(index, _INDEX(self.step_b))
+        start = builder.mul(index, self.step_b)
         bp = at(builder, self.b, builder.add(start, _INDEX(self.form.head)), _BYTE)
         results: list[Value] = list(current)
         for u in range(unrolled):
@@ -222,11 +223,7 @@ class Tile:
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         builder, form = self.builder, self.form
-        width = form.lanes * self.size
-        places = [part * form.vectors + v for part in range(form.planes) for v in range(self.vectors)]
-        starts = (at(builder, bp, u * self.step_b + place * width, self.vector_b) for place in places)
-        bs = [load(builder, start, self.vector_b) for start in starts]
-        out = list(sums)
+        bs, out = self.columns(at(builder, bp, builder.mul(self.step_b, _INDEX(u)), _BYTE)), list(sums)
         for i in range(form.rows):
             if form.planes == 2:
                 self.complex_row(out, ap, bs, u, i)
@@ -237,6 +234,13 @@ class Tile:
                 add = _dot if form.group > 1 else step
                 out[at_sum] = add(builder, form, out[at_sum], a, bs[v])
         return out
+
+    def columns(self, line: Value) -> list[Value]:
+        """Return the vectors of b's step."""
+        form, width = self.form, self.form.lanes * self.size
+        places = [part * form.vectors + v for part in range(form.planes) for v in range(self.vectors)]
+        starts = (at(self.builder, line, place * width, self.vector_b) for place in places)
+        return [load(self.builder, start, self.vector_b) for start in starts]
 
     def spread(self, ap: Value, u: int, i: int) -> Value:
         """Element i of a's step, in every lane."""
@@ -326,17 +330,29 @@ def read_truth(builder: ir.IRBuilder, value: Value) -> Value:
     return builder.zext(builder.icmp_unsigned("!=", value, value.type(0)), _BYTE)
 
 
+def _like(value: Value, kind: ir.Type) -> ir.Type:
+    """Return the type of as many of a kind as `value` has elements."""
+    return ir.VectorType(kind, value.type.count) if isinstance(value.type, ir.VectorType) else kind
+
+
+def _all(kind: ir.Type, number: float) -> Value:
+    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
+
+
 def read_bfloat16(builder: ir.IRBuilder, value: Value) -> Value:
-    return builder.bitcast(builder.shl(builder.zext(value, _WORD), _WORD(16)), type_of("float32"))
+    """float32 from the bits of a bfloat16, or of a vector of them."""
+    words = _like(value, _WORD)
+    return builder.bitcast(builder.shl(builder.zext(value, words), _all(words, 16)), _like(value, type_of("float32")))
 
 
 def read_float16(builder: ir.IRBuilder, value: Value) -> Value:
     """float32 from the bits of a float16, subnormals included: the exponent is moved by a multiplication by 2^112."""
-    bits = builder.zext(value, _WORD)
-    magnitude = builder.shl(builder.and_(bits, _WORD(0x7FFF)), _WORD(13))
-    kind = type_of("float32")
-    scaled = builder.bitcast(builder.fmul(builder.bitcast(magnitude, kind), kind(2.0**112)), _WORD)
-    special = builder.icmp_unsigned(">=", builder.and_(bits, _WORD(0x7FFF)), _WORD(0x7C00))  # infinity and NaN
-    scaled = builder.select(special, builder.or_(magnitude, _WORD(0x7F800000)), scaled)
-    sign = builder.shl(builder.and_(bits, _WORD(0x8000)), _WORD(16))
+    words, kind = _like(value, _WORD), _like(value, type_of("float32"))
+    bits = builder.zext(value, words)
+    absolute = builder.and_(bits, _all(words, 0x7FFF))
+    magnitude = builder.shl(absolute, _all(words, 13))
+    scaled = builder.bitcast(builder.fmul(builder.bitcast(magnitude, kind), _all(kind, 2.0**112)), words)
+    special = builder.icmp_unsigned(">=", absolute, _all(words, 0x7C00))  # infinity and NaN
+    scaled = builder.select(special, builder.or_(magnitude, _all(words, 0x7F800000)), scaled)
+    sign = builder.shl(builder.and_(bits, _all(words, 0x8000)), _all(words, 16))
     return builder.bitcast(builder.or_(scaled, sign), kind)

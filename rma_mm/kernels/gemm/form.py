@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.elements.dtypes import BFLOAT16, accumulator
+from rma_mm.elements.dtypes import BFLOAT16, accumulator, is_half
 from rma_mm.elements.semiring import Semiring
 from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.gemm.cpu import BFLOATS, BYTES, PAIRS, PAIRS_ADDED, STEPS, Cpu
 
 Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
+ACROSS, ALONG = "across", "along"
 _NUMBERS: tuple[np.ufunc, ...] = (np.add, np.multiply, np.minimum, np.maximum)
 _BITS: tuple[np.ufunc, ...] = (np.bitwise_or, np.bitwise_and, np.bitwise_xor)
 _OF_TRUTH: dict[np.ufunc, str] = {
@@ -48,6 +49,8 @@ class Form:
     """Factor of the sum of b's column that is added: an 8-bit operand was moved by 128 to change its sign."""
     no_nan: bool = False
     """True if no term is NaN: the least and the greatest are then found by one instruction instead of four."""
+    in_place: str = ""
+    """`ACROSS` if b is read where it lies and elements of a row are neighbours, `ALONG` if those of a column are."""
 
     @property
     def is_arithmetic(self) -> bool:
@@ -61,6 +64,16 @@ class Form:
     @property
     def columns(self) -> int:
         return self.vectors * self.lanes
+
+    @property
+    def halves(self) -> int:
+        """Vectors of k that one of b holds: two of bfloat16, elements with even numbers and with odd ones."""
+        return 2 if self.in_place == ALONG and self.read_b == "bfloat16" else 1
+
+    @property
+    def grain(self) -> int:
+        """Return how many elements of k a step takes that reads b where it lies."""
+        return self.lanes * self.halves if self.in_place == ALONG else 1
 
     @property
     def head(self) -> int:
@@ -110,6 +123,14 @@ def form_of(
     form = _tiled(cpu, total, pair, total, total, reading(a), reading(b))
     is_ordered = not {"minimum", "maximum"}.isdisjoint(pair)
     return replace(form, no_nan=safe and is_ordered and np.dtype(total).kind == "f")
+
+
+def few_rows(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, in_place: str) -> Form | None:
+    """Return the form of products of few rows, whose b is read where it lies; None for types that have none."""
+    if c not in (np.float32, np.float64) or a != b or (a != c and not is_half(a)):
+        return None
+    tiled = _tiled(cpu, c.name, ARITHMETIC, c.name, c.name, reading(a), reading(b))
+    return replace(tiled, rows=4, vectors=min(tiled.lanes, cpu.registers // 8), in_place=in_place)
 
 
 def no_code(semiring: Semiring, dtype: np.dtype[Any]) -> str:

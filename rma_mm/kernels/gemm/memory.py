@@ -14,8 +14,8 @@ from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic, models, register_model
 
-from rma_mm.kernels.gemm import emit
-from rma_mm.kernels.gemm.form import Form
+from rma_mm.kernels.gemm import emit, emit_few
+from rma_mm.kernels.gemm.form import ACROSS, Form
 
 types: Any = numba.types
 function: Any = intrinsic  # numba's decorator, whose own annotations take what it makes for its argument
@@ -69,6 +69,9 @@ _SUM: dict[str, Callable[[Any], int]] = {
     "rows": lambda sums: sums.form.rows,
     "columns": lambda sums: sums.form.columns,
     "lanes": lambda sums: sums.form.lanes,
+    "vectors": lambda sums: sums.form.vectors,
+    "halves": lambda sums: sums.form.halves,
+    "grain": lambda sums: sums.form.grain,
     "group": lambda sums: sums.form.group,
     "parts": lambda sums: sums.form.planes,
     "item": lambda sums: np.dtype(sums.stored).itemsize,
@@ -337,6 +340,20 @@ def _tile(vectors_of: Callable[[Form], int]) -> Any:
         return types.void(sums, a, b, out, types.int64, types.int64, types.int64), generate
 
     return tile
+
+
+@function
+def tile_in_place(
+    typing: Any, sums: Any, side: Any, a: Any, b: Any, step: Any, out: Any, stride: Any, depth: Any
+) -> Any:
+    """Add the product of a packed sliver of a and of b, where it lies, to `out`; see `emit_few`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = emit_few.Across if sums.form.in_place == ACROSS else emit_few.Along
+        kind(builder, sums.form, args[2], args[3], args[4], args[5], args[6], side.source).emit(args[7])
+        return context.get_dummy_value()
+
+    return types.void(sums, side, a, b, types.int64, out, types.int64, types.int64), generate
 
 
 tile, narrow_tile = _tile(lambda form: form.vectors), _tile(lambda form: 1)

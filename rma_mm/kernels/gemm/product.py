@@ -17,7 +17,8 @@ from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
 from rma_mm.kernels.compiling import compiled
 from rma_mm.kernels.gemm.blocks import Blocks, blocks_of
 from rma_mm.kernels.gemm.cpu import host
-from rma_mm.kernels.gemm.form import Form, form_of, takes_bytes
+from rma_mm.kernels.gemm.few import few_blocks, multiply_few
+from rma_mm.kernels.gemm.form import ACROSS, ALONG, Form, few_rows, form_of, takes_bytes
 from rma_mm.kernels.gemm.loops import ADDS, OVERWRITES, SCALES, least_exponents, multiply, specials
 from rma_mm.kernels.gemm.memory import BYTES, SideType, SumType
 from rma_mm.kernels.product import LocalOperands, Product
@@ -29,6 +30,7 @@ _ARGUMENTS = (
     *(_ADDRESS,) * 3, *_OPERAND, *_OPERAND, _ADDRESS, _SIZE, _SIZE, *(_SIZE,) * 4,
     *(_SIZE,) * 5, _ADDRESS, *(_SIZE,) * 3, *(_ADDRESS,) * 3,
 )
+FEW = 32  # rows of a product up to which the other operand is read where it lies
 WORTH = 1 << 20  # multiply-adds from which a thread of its own pays
 _MARGIN = 1 << 10  # bytes; alignment
 _UNIT = 96  # rows or columns: whole tiles of most forms
@@ -50,7 +52,7 @@ def code(form: Form, a: str, b: str, c: str) -> Callable[..., None]:
         *(BYTES, size, size, size) * 2, BYTES, size, size, *(size,) * 4,
         *(size,) * 5, BYTES, *(size,) * 3, BYTES, BYTES, BYTES,
     )
-    return compiled(multiply, kinds, _ARGUMENTS)
+    return compiled(multiply_few if form.in_place else multiply, kinds, _ARGUMENTS)
 
 
 @cache
@@ -83,7 +85,7 @@ def bind_numba(problem: LocalOperands) -> Product:
     a, b, c = (x.dtype for x in (problem.a, problem.b, problem.c))
     blocking = plan_numba(a, b, c)
     if blocking is not None:
-        _compile_all(problem.semiring, *blocking.types(a, b, c))
+        _compile_all(problem.semiring, blocking.types(a, b, c), is_few=min(problem.sizes[:2]) <= FEW)
         return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring))
     calls = [_bound(part) for part in _parts(problem, get_threads())]
     return Product.by("numba", problem, calls[0] if len(calls) == 1 else partial(run_concurrently, calls))
@@ -118,9 +120,11 @@ def _scratch_of(
     for some in _slices(m, n, k, threads if count < threads else 1):  # as `_parts` cuts it
         rows, columns = (some.stop - some.start, n) if m >= n else (m, some.stop - some.start)
         for x, y, height, width in ((a, b, rows, columns), (b, a, columns, rows)):  # a c stored by columns swaps them
-            for safe in (True, False):
-                blocks = blocks_of(form_of(semiring, x, y, c, host(), safe), height, width, k, host())
-                most = max(most, blocks.total_bytes + _MARGIN)
+            packing = [form_of(semiring, x, y, c, host(), safe) for safe in (True, False)]
+            reading = [few_rows(x, y, c, host(), way) for way in (ACROSS, ALONG) if height <= FEW]
+            sizes = [blocks_of(form, height, width, k, host()) for form in packing]
+            sizes += [few_blocks(form, height, width, k, host()) for form in reading if form is not None]
+            most = max(most, _MARGIN + max(blocks.total_bytes for blocks in sizes))
     return outer + most * threads
 
 
@@ -145,8 +149,11 @@ def _code_of(
     return form, code(form, storage(a, ordered or widens), storage(b, ordered or widens), storage(c, ordered))
 
 
-def _compile_all(semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> None:
-    """Compile the code for blocks of these types, for either order of c."""
+def _compile_all(semiring: Semiring, dtypes: tuple[np.dtype[Any], ...], is_few: bool) -> None:
+    """Compile the code for blocks of these types, for either order of c. is_few: whether they have few rows."""
+    a, b, c = dtypes
+    for way in (ACROSS, ALONG) if is_few and semiring.is_arithmetic else ():
+        _code_of_few(a, b, c, way)
     for x, y in ((a, b), (b, a)):
         forms = {_code_of(semiring, x, y, c, safe)[0] for safe in (True, False)}
         if len(forms) > 1:
@@ -156,6 +163,8 @@ def _compile_all(semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.d
 def _bound(problem: LocalOperands) -> Call:
     """Return the call that computes a product whose result is of the type in which it is summed."""
     p = problem
+    if (few := _few_rows(p)) is not None:
+        return few
     if p.c.strides[-2] == p.c.itemsize != p.c.strides[-1]:  # by columns: the transposed product is stored by rows
         (a, b, c), conj_a, conj_b = (x.swapaxes(-1, -2) for x in (p.b, p.a, p.c)), p.conj_b, p.conj_a
     else:
@@ -168,12 +177,40 @@ def _bound(problem: LocalOperands) -> Call:
     return partial(_choose, a, b, careful, _call(*facts, safe=True), _call(*facts, safe=False))
 
 
+def _few_rows(p: LocalOperands) -> Call | None:
+    """Return the call for a product of few rows, or few columns, that reads the longer operand where it lies."""
+    a, b, c = (p.a, p.b, p.c) if p.sizes[0] <= p.sizes[1] else (x.swapaxes(-1, -2) for x in (p.b, p.a, p.c))
+    if c.shape[-2] > FEW or not p.semiring.is_arithmetic:
+        return None
+    way = {b.strides[-2]: ALONG, b.strides[-1]: ACROSS}.get(b.itemsize)
+    found = _code_of_few(a.dtype, b.dtype, c.dtype, way) if way else None
+    if found is None:
+        return None
+    (m, n), k = c.shape[-2:], a.shape[-1]
+    return _with(*found, few_blocks(found[0], m, n, k, host()), a, b, c, p.alpha, p.beta)
+
+
+def _code_of_few(
+    a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], way: str
+) -> tuple[Form, Callable[..., None]] | None:
+    form = few_rows(a, b, c, host(), way)
+    return None if form is None else (form, code(form, *(storage(x, False) for x in (a, b, c))))
+
+
 def _call(
     semiring: Semiring, a: Array, b: Array, c: Array, alpha: Any, beta: Any, conj_a: bool, conj_b: bool, safe: bool
 ) -> Call:
     form, loops = _code_of(semiring, a.dtype, b.dtype, c.dtype, safe)
     (m, n), k = c.shape[-2:], a.shape[-1]
-    blocks = blocks_of(form, m, n, k, host())
+    return _with(form, loops, blocks_of(form, m, n, k, host()), a, b, c, alpha, beta, conj_a, conj_b)
+
+
+def _with(
+    form: Form, loops: Callable[..., None], blocks: Blocks, a: Array, b: Array, c: Array, alpha: Any, beta: Any,
+    conj_a: bool = False, conj_b: bool = False,
+) -> Call:
+    """Return the call of the loops of a form for a product."""
+    (m, n), k = c.shape[-2:], a.shape[-1]
     mode = OVERWRITES if beta == 0 else ADDS if beta == 1 else SCALES
     scalars = np.array([alpha, beta], c.dtype)
     if c.dtype.kind in "biu":
@@ -221,6 +258,7 @@ def _makes_nan(times: str, one: int, other: int) -> bool:
 
 def _look(x: Array, form: Form) -> int:
     """Return what decides if fast instructions are exact: the least exponent in `x`, or its special values."""
+    x = x if abs(x.strides[-1]) <= abs(x.strides[-2]) else x.swapaxes(-1, -2)  # in the order of memory
     batch = x[:1] if x.ndim == 3 and not x.strides[0] else x if x.ndim == 3 else x[None]
     out, place = ctypes.c_int32(), (_address(batch), *batch.strides, *batch.shape)
     if form.is_arithmetic:

@@ -1,0 +1,136 @@
+"""Products of few rows by a long matrix that is read once, where it lies: packing it would take longer than the rest.
+
+Rows of a are packed, and sums are kept, in the caches. Written for Numba and compiled for each form, as `loops` is.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# ruff: noqa: ANN001, ANN201
+
+from __future__ import annotations
+
+import numpy as np
+
+from rma_mm.kernels.gemm.blocks import Blocks, padded
+from rma_mm.kernels.gemm.cpu import Cpu
+from rma_mm.kernels.gemm.emit_few import STEPS
+from rma_mm.kernels.gemm.form import ACROSS, ALONG, Form
+from rma_mm.kernels.gemm.loops import ADDS, clear, merge_real
+from rma_mm.kernels.gemm.memory import fill, load_sum, moved, read, subroutine, tile_in_place
+
+SHIFT = 192  # bytes between rows of sums: rows that lie a multiple of a page apart would share lines of a cache
+
+SUMMED = 512  # products that one sum takes up before it is added to c: longer sums round more
+
+_compiled = subroutine()
+
+
+def few_blocks(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
+    """Blocks for which sums, and packed rows of a, stay in a cache while b passes."""
+    _, second, _ = cpu.caches
+    size = np.dtype(form.total).itemsize
+    rows, step = -(-m // form.rows) * form.rows, STEPS if form.in_place == ACROSS else form.grain
+    most = min(second // 4 // (rows * size), SUMMED * (form.lanes if form.in_place == ALONG else 1))
+    depth = min(-(-k // step), max(1, most // step)) * step
+    most = min(second // 2 // (rows * size), second // 4 // (STEPS * size))  # sums, and what is asked for, stay there
+    columns = min(-(-n // form.columns), max(1, most // form.columns)) * form.columns
+    sizes = rows * depth * size, rows * (columns * size + SHIFT), form.columns * (STEPS + form.rows) * size
+    return Blocks(rows, columns, depth, *map(padded, sizes))
+
+
+@_compiled
+def copy_bytes(source, target, size):
+    for at in range(size):
+        target[at] = source[at]
+
+
+@_compiled
+def pack_rows(sums, left, source, row, along, rows, depth, packed):
+    """Pack rows of a in slivers; the elements that a vector of b takes lie side by side, and zeros behind the last."""
+    sliver = (depth + sums.grain - 1) // sums.grain * sums.grain * sums.rows
+    clear(packed, (rows + sums.rows - 1) // sums.rows * sliver * sums.total)
+    for i in range(rows):
+        first = i // sums.rows * sliver + i % sums.rows * sums.grain
+        for p in range(depth):
+            q = p % sums.grain
+            at = first + (p - q) * sums.rows + q % sums.halves * sums.lanes + q // sums.halves
+            fill(left, packed, at * sums.total, read(left, source, i * row + p * along, along, 1))
+
+
+@subroutine(only=lambda sums: sums.form.in_place == ACROSS)
+def pass_across(sums, side, packed, sliver, b, row, col, columns, depth, slivers, out, line, spare):
+    """Add the products of rows of b to the sums."""
+    whole = columns // sums.columns * sums.columns
+    for p in range(0, depth, STEPS):
+        some, a, rows = min(STEPS, depth - p), moved(packed, p * sums.rows * sums.total), moved(b, p * row)
+        for j in range(0, whole, sums.columns):
+            for g in range(slivers):
+                place = moved(out, g * sums.rows * line + j * sums.total)
+                tile_in_place(sums, side, moved(a, g * sliver), moved(rows, j * side.item), row, place, line, some)
+        if whole < columns:
+            width = sums.columns * side.item
+            for s in range(some):
+                source = moved(rows, s * row + whole * side.item)
+                copy_bytes(source, moved(spare, s * width), (columns - whole) * side.item)
+            for g in range(slivers):
+                place = moved(out, g * sums.rows * line + whole * sums.total)
+                tile_in_place(sums, side, moved(a, g * sliver), spare, width, place, line, some)
+
+
+@subroutine(only=lambda sums: sums.form.in_place == ALONG)
+def pass_along(sums, side, packed, sliver, b, row, col, columns, depth, slivers, out, line, spare):
+    """Add the products of columns of b to the sums."""
+    whole, width = depth // sums.grain, sums.grain * side.item
+    rest = (depth - whole * sums.grain) * side.item
+    last = whole * sums.rows * sums.grain * sums.total
+    for j in range(0, columns - columns % sums.vectors, sums.vectors):
+        here = moved(b, j * col)
+        for g in range(slivers):
+            place = moved(out, g * sums.rows * line + j * sums.total)
+            tile_in_place(sums, side, moved(packed, g * sliver), here, col, place, line, whole)
+        if rest > 0:
+            clear(spare, sums.vectors * width)
+            for v in range(sums.vectors):
+                copy_bytes(moved(here, v * col + whole * width), moved(spare, v * width), rest)
+            for g in range(slivers):
+                place = moved(out, g * sums.rows * line + j * sums.total)
+                tile_in_place(sums, side, moved(packed, g * sliver + last), spare, width, place, line, 1)
+    tile = moved(spare, sums.vectors * width)
+    for j in range(columns - columns % sums.vectors, columns):  # one by one
+        here = moved(b, j * col)
+        clear(spare, width)
+        copy_bytes(moved(here, whole * width), spare, rest)
+        for g in range(slivers):
+            clear(tile, sums.rows * sums.vectors * sums.total)
+            a, across = moved(packed, g * sliver), sums.vectors * sums.total
+            tile_in_place(sums, side, a, here, 0, tile, across, whole)
+            tile_in_place(sums, side, moved(a, last), spare, 0, tile, across, min(1, rest))
+            for i in range(sums.rows):
+                at = (g * sums.rows + i) * line + j * sums.total
+                fill(side, out, at, load_sum(sums, out, at) + load_sum(sums, tile, i * across))
+
+
+def multiply_few(
+    sums, left, right,
+    a, a_row, a_col, a_flips, b, b_row, b_col, b_flips, c, c_row, c_col, count, a_step, b_step, c_step,
+    m, n, k, mode, plain, scalars, block_m, block_n, block_k, packed, out, spare,
+):
+    """As `loops.multiply`: C = alpha · a @ b + beta · c, of real numbers."""
+    line, slivers = block_n * sums.total + SHIFT, block_m // sums.rows
+    for q in range(count):
+        for j in range(0, n, block_n):
+            columns = min(block_n, n - j)
+            for p in range(0, k, block_k):
+                clear(out, block_m * line)
+                depth = min(block_k, k - p)
+                sliver = (depth + sums.grain - 1) // sums.grain * sums.grain * sums.rows * sums.total
+                pack_rows(sums, left, moved(a, q * a_step + p * a_col), a_row, a_col, m, depth, packed)
+                here = moved(b, q * b_step + p * b_row + j * b_col)
+                pass_across(sums, right, packed, sliver, here, b_row, b_col, columns, depth, slivers, out, line, spare)
+                pass_along(sums, right, packed, sliver, here, b_row, b_col, columns, depth, slivers, out, line, spare)
+                now = mode if p == 0 else ADDS
+                for i in range(m):
+                    place = moved(c, q * c_step + i * c_row + j * c_col)
+                    if c_col == sums.item:
+                        merge_real(sums, moved(out, i * line), place, sums.item, columns, now, plain, scalars)
+                    else:
+                        merge_real(sums, moved(out, i * line), place, c_col, columns, now, plain, scalars)
