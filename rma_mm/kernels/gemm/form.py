@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.elements.dtypes import BFLOAT16, accumulator, is_half
+from rma_mm.elements.dtypes import BFLOAT16, accumulator
 from rma_mm.elements.semiring import Semiring
 from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.gemm.cpu import BFLOATS, BYTES, PAIRS, PAIRS_ADDED, STEPS, Cpu
@@ -127,7 +127,7 @@ def form_of(
 
 def few_rows(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, in_place: str) -> Form | None:
     """Return the form of products of few rows, whose b is read where it lies; None for types that have none."""
-    if c not in (np.float32, np.float64) or a != b or (a != c and not is_half(a)):
+    if c not in (np.float32, np.float64) or a != b or accumulator(a) != c:
         return None
     tiled = _tiled(cpu, c.name, ARITHMETIC, c.name, c.name, reading(a), reading(b))
     return replace(tiled, rows=4, vectors=min(tiled.lanes, cpu.registers // 8), in_place=in_place)
