@@ -313,6 +313,18 @@ def test_import_is_light() -> None:
     )
 
 
+def test_products_that_blas_does_load_no_numba() -> None:
+    """However large they are, where kernels were not compared."""
+    run_python(
+        "import sys\n"
+        "import numpy as np\n"
+        "from rma_mm.kernels.choice import choice\n"
+        "choice.rates = lambda dtype: None\n"
+        "assert choice.choose_kernel('auto', np.dtype('float32'), 4096, 4096, 4096) in ('blas', 'numpy')\n"
+        "assert not any(name.split('.')[0] == 'numba' for name in sys.modules)"
+    )
+
+
 @pytest.mark.parametrize(
     ("kernel", "name", "n"), [("blas", "float64", 1800), ("numba", "int64", 900), ("numpy", "int32", 500)]
 )

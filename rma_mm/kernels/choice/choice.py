@@ -55,11 +55,12 @@ def choose_kernel(
 def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
     """BLAS or generated code, as was measured on this machine; BLAS where nothing was."""
     name, found = shape_class(m, n, k), rates(dtype) or {}
-    if not _compiles():
-        return "blas"
-    if name not in found and (is_half(dtype) or (name == FEW_ROWS and dtype.kind == "f")):
+    is_wanted = is_half(dtype) or (name == FEW_ROWS and dtype.kind == "f")
+    if name not in found and is_wanted and _compiles():
         found = measured(dtype, [name])
-    by_kernel = found.get(name, {"blas": 0.0})
+    by_kernel = found.get(name)
+    if by_kernel is None or not _compiles():  # which loads Numba, so that it is asked last
+        return "blas"
     return max(by_kernel, key=lambda kernel: by_kernel[kernel])
 
 
