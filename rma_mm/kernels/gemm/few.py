@@ -14,7 +14,7 @@ from rma_mm.kernels.gemm.blocks import Blocks, padded
 from rma_mm.kernels.gemm.cpu import Cpu
 from rma_mm.kernels.gemm.emit_few import STEPS
 from rma_mm.kernels.gemm.form import ACROSS, ALONG, Form
-from rma_mm.kernels.gemm.loops import ADDS, clear, merge_real
+from rma_mm.kernels.gemm.loops import ADDS, clear, merge
 from rma_mm.kernels.gemm.memory import fill, load_sum, moved, read, subroutine, tile_in_place
 
 SHIFT = 192  # bytes between rows of sums: rows that lie a multiple of a page apart would share lines of a cache
@@ -127,10 +127,5 @@ def multiply_few(
                 here = moved(b, q * b_step + p * b_row + j * b_col)
                 pass_across(sums, right, packed, sliver, here, b_row, b_col, columns, depth, slivers, out, line, spare)
                 pass_along(sums, right, packed, sliver, here, b_row, b_col, columns, depth, slivers, out, line, spare)
-                now = mode if p == 0 else ADDS
-                for i in range(m):
-                    place = moved(c, q * c_step + i * c_row + j * c_col)
-                    if c_col == sums.item:
-                        merge_real(sums, moved(out, i * line), place, sums.item, columns, now, plain, scalars)
-                    else:
-                        merge_real(sums, moved(out, i * line), place, c_col, columns, now, plain, scalars)
+                place = moved(c, q * c_step + j * c_col)
+                merge(sums, out, line, place, c_row, c_col, m, columns, mode if p == 0 else ADDS, plain, scalars)

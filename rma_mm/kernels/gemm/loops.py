@@ -177,9 +177,8 @@ def merge_complex(sums, spare, c, step, columns, mode, plain, scalars):
 
 
 @_compiled
-def merge(sums, spare, c, row, col, rows, columns, mode, plain, scalars):
-    """Add the sums in `spare` to `rows` × `columns` elements of c."""
-    width = sums.columns * sums.parts * sums.total
+def merge(sums, spare, width, c, row, col, rows, columns, mode, plain, scalars):
+    """Add the sums in `spare`, `width` bytes from row to row, to `rows` × `columns` elements of c."""
     for i in range(rows):
         line, place = moved(spare, i * width), moved(c, i * row)
         merge_complex(sums, line, place, col, columns, mode, plain, scalars)
@@ -208,7 +207,7 @@ def block(sums, panel_a, panel_b, sliver_a, sliver_b, c, row, col, rows, columns
                     narrow_tile(sums, a, b, spare, width, cells, OVERWRITES)
                 else:
                     tile(sums, a, b, spare, width, cells, OVERWRITES)
-                merge(sums, spare, place, row, col, m, n, mode, plain, scalars)
+                merge(sums, spare, width, place, row, col, m, n, mode, plain, scalars)
 
 
 def multiply(
