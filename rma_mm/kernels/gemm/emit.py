@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -110,10 +111,15 @@ def _intrinsic(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) 
     """Call one of LLVM's functions on vectors."""
     suffix = {"float": "f32", "double": "f64"}[str(getattr(kind, "element", kind))]
     count = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
-    return call(builder, f"{name}.{count}{suffix}", kind, *values)
+    return _call(builder, f"{name}.{count}{suffix}", kind, *values)
 
 
-def call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Value:
+def ask(builder: ir.IRBuilder, place: Value, writes: int, locality: int) -> None:
+    """Prefetch a line. writes: 1 if it will be written. locality: 3 for the first cache, 2 for the second."""
+    _call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, _WORD(writes), _WORD(locality), _WORD(1))
+
+
+def _call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Value:
     module = builder.module
     function = module.globals.get(name)
     if function is None:
@@ -126,9 +132,9 @@ def _dot(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> V
     code = DOTS[form.dot][form.lanes * 4]
     if form.dot != PAIRS:
         pair = (a, b) if form.panel_a != "int8" else (b, a)
-        return call(builder, code, old.type, old, *pair)
+        return _call(builder, code, old.type, old, *pair)
     halves = ir.VectorType(ir.IntType(16), 2 * form.lanes)
-    return builder.add(old, call(builder, code, old.type, *(builder.bitcast(x, halves) for x in (a, b))))
+    return builder.add(old, _call(builder, code, old.type, *(builder.bitcast(x, halves) for x in (a, b))))
 
 
 # -- the tile ---------------------------------------------------------------------------------------
@@ -158,15 +164,18 @@ class Tile:
         """depth: steps of k (groups of them). combines: whether what `out` holds is added to."""
         builder = self.builder
         self.prefetch()
-        sums = self.begun()
-        whole = builder.and_(depth, _INDEX(~(UNROLLED - 1)))
-        sums = self.loop(sums, _INDEX(0), whole, UNROLLED)
-        sums = self.loop(sums, whole, depth, 1)
+        sums = self.summed(depth)
         with builder.if_else(combines) as (then, otherwise):
             with then:
                 self.store(sums, combines=True)
             with otherwise:
                 self.store(sums, combines=False)
+
+    def summed(self, depth: Value) -> list[Value]:
+        """Return the sums after all steps."""
+        whole = self.builder.and_(depth, _INDEX(~(UNROLLED - 1)))
+        sums = self.loop(self.begun(), _INDEX(0), whole, UNROLLED)
+        return self.loop(sums, whole, depth, 1)
 
     def prefetch(self) -> None:
         """Ask for what `out` holds, which is needed after the last step."""
@@ -175,8 +184,7 @@ class Tile:
         for i in range(form.rows):
             row = at(builder, self.out, builder.mul(self.stride, _INDEX(i)), _BYTE)
             for line in range(0, width, LINE):
-                place = at(builder, row, line, _BYTE)
-                call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, _WORD(1), _WORD(3), _WORD(1))
+                ask(builder, at(builder, row, line, _BYTE), writes=1, locality=3)
 
     def begun(self) -> list[Value]:
         """Return the sums before the first step."""
@@ -356,3 +364,9 @@ def read_float16(builder: ir.IRBuilder, value: Value) -> Value:
     scaled = builder.select(special, builder.or_(magnitude, _all(words, 0x7F800000)), scaled)
     sign = builder.shl(builder.and_(bits, _all(words, 0x8000)), _all(words, 16))
     return builder.bitcast(builder.or_(scaled, sign), kind)
+
+
+READS: dict[str, tuple[str, Callable[[ir.IRBuilder, Value], Value]]] = {
+    "truth": ("uint8", read_truth), "float16": ("float32", read_float16), "bfloat16": ("float32", read_bfloat16),
+}
+"""Elements that need conversion when read: the type they are loaded as, and the function that converts them."""

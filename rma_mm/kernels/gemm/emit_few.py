@@ -14,7 +14,6 @@ STEPS = 8
 ahead of that b is asked for."""
 
 _WORD, _INDEX, _BYTE = ir.IntType(32), ir.IntType(64), ir.IntType(8)
-_CONVERTED = {"bfloat16": emit.read_bfloat16, "float16": emit.read_float16}
 _MASK = 0xFFFF0000  # of a bfloat16 in the upper half of a word
 
 
@@ -30,24 +29,15 @@ class InPlace(Tile):
         super().__init__(builder, form, a, b, out, stride, form.vectors)
         self.step_b, self.source, self.item = step, type_of(source), np.dtype(source).itemsize
 
-    def emit(self, depth: Value, combines: Value = None) -> None:
-        whole = self.builder.and_(depth, _INDEX(~(emit.UNROLLED - 1)))
-        sums = self.loop(self.begun(), _INDEX(0), whole, emit.UNROLLED)
-        self.close(self.loop(sums, whole, depth, 1))
-
-    def close(self, sums: list[Value]) -> None:
-        raise NotImplementedError
-
     def converted(self, place: Value, lanes: int) -> Value:
         """Return elements that lie side by side, in the type of the sums."""
         value = load(self.builder, place, ir.VectorType(self.source, lanes))
-        convert = _CONVERTED.get(self.form.read_b)
-        return value if convert is None else convert(self.builder, value)
+        found = emit.READS.get(self.form.read_b)
+        return value if found is None else found[1](self.builder, value)
 
     def ask(self, place: Value) -> None:
         """Ask for a line, which is to wait in the second cache."""
-        asked = place, _WORD(0), _WORD(2), _WORD(1)
-        emit.call(self.builder, "llvm.prefetch.p0i8", ir.VoidType(), *asked)
+        emit.ask(self.builder, place, writes=0, locality=2)
 
 
 class Across(InPlace):
@@ -56,8 +46,9 @@ class Across(InPlace):
     def begun(self) -> list[Value]:
         return [load(self.builder, place, self.vector) for place in self.places()]
 
-    def close(self, sums: list[Value]) -> None:
-        for value, place in zip(sums, self.places(), strict=True):
+    def add(self, depth: Value) -> None:
+        """Add the products of `depth` steps to the sums."""
+        for value, place in zip(self.summed(depth), self.places(), strict=True):
             self.builder.store(value, place, align=1)
 
     def places(self) -> list[Value]:
@@ -119,9 +110,10 @@ class Along(InPlace):
         high = builder.and_(value, ir.Constant(words, [_MASK] * form.lanes))
         return [builder.bitcast(each, self.vector) for each in (low, high)]
 
-    def close(self, sums: list[Value]) -> None:
+    def add(self, depth: Value) -> None:
+        """Add the products of `depth` steps to the sums."""
         builder, form = self.builder, self.form
-        totals = _added_up(builder, sums, form.lanes)
+        totals = _added_up(builder, self.summed(depth), form.lanes)
         row = ir.VectorType(self.total, self.vectors)
         for i in range(form.rows):
             first, place = divmod(i * self.vectors, form.lanes)

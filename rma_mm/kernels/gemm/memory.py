@@ -22,13 +22,6 @@ function: Any = intrinsic  # numba's decorator, whose own annotations take what 
 
 BYTES = types.CPointer(types.uint8)  # the type of every address
 
-_READS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "truth": ("uint8", emit.read_truth),
-    "float16": ("float32", emit.read_float16),
-    "bfloat16": ("float32", emit.read_bfloat16),
-}
-"""Elements that need conversion when read: the type they are loaded as, and the function that converts them."""
-
 
 def digest(facts: object) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
@@ -176,7 +169,7 @@ def read(typing: Any, side: Any, source: Any, offset: Any, along: Any, left: Any
     A cell takes as many elements, `along` apart, as an instruction takes steps; beyond the `left`th it is 0.
     """
     form, panel, kind = side.form, numba_type(side.panel), numba_type(side.source)
-    name, convert = _READS.get(side.read, (side.source, lambda _, value: value))
+    name, convert = emit.READS.get(side.read, (side.source, lambda _, value: value))
     cell = types.uint32 if form.group > 1 else panel
 
     def one(context: Any, builder: Any, address: Any, offset: Any) -> Any:
@@ -350,7 +343,7 @@ def tile_in_place(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = emit_few.Across if sums.form.in_place == ACROSS else emit_few.Along
-        kind(builder, sums.form, args[2], args[3], args[4], args[5], args[6], side.source).emit(args[7])
+        kind(builder, sums.form, args[2], args[3], args[4], args[5], args[6], side.source).add(args[7])
         return context.get_dummy_value()
 
     return types.void(sums, side, a, b, types.int64, out, types.int64, types.int64), generate
