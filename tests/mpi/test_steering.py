@@ -20,6 +20,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 import rma_mm
 from rma_mm.errors import DisagreementError, WindowError
 from rma_mm.policy.model.machine import COLLECTIVES, FLAVOURS, ONE_SIDED, Cost, Kernel, Machine
+from rma_mm.policy.planner import adaptation
 from rma_mm.policy.planner.adaptation import LATE, LOOKS
 from rma_mm.runtime.calibration.lookup import VARIABLE
 from rma_mm.runtime.products import plan as plans
@@ -40,12 +41,13 @@ def too_fast() -> Machine:
 
 @contextmanager
 def late(comm) -> Iterator[rma_mm.Mesh]:
-    """A mesh on which every product is late."""
+    """A mesh on which every product is late, even one of 40 microseconds."""
     path = Path(tempfile.gettempdir()) / f"machine.{comm.bcast(os.getpid())}.json"
     if comm.rank == 0:
         path.write_text(json.dumps(too_fast().as_json()))
     grid = (2, comm.size // 2)
-    with mock.patch.dict(os.environ, {VARIABLE: str(path)}), rma_mm.Mesh(grid, comm, window="allocated") as mesh:
+    found = mock.patch.dict(os.environ, {VARIABLE: str(path)})
+    with found, mock.patch.object(adaptation, "SLACK", 0), rma_mm.Mesh(grid, comm, window="allocated") as mesh:
         yield mesh
     if comm.rank == 0:
         path.unlink()
