@@ -7,7 +7,7 @@ moves; what else a reader does for each is in a table of its own (`rma_mm.schedu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -130,9 +130,24 @@ class OneSidedOp(Op):
 
 
 class GroupOp(Op):
-    """An operation of a group of ranks, each with its own part. Only passes make it. Made by a pass only."""
+    """An operation of a group of ranks, each with its own part. Made by a pass only."""
 
     __slots__ = ()
+    group: tuple[int, ...]
+    dst: Ref | None
+
+    @property
+    def origins(self) -> tuple[Ref, ...]:
+        """The homes in which all that it brings lies from the beginning; none of sums."""
+        return ()
+
+    def may_copy(self, nodes: Sequence[int]) -> bool:
+        """True if each rank of the group can do its `copies` instead, where it loads its node-mates' memory."""
+        return bool(self.origins) and len({nodes[rank] for rank in self.group}) == 1
+
+    def copies(self, rank: int) -> list[Copy]:
+        theirs = [ref for ref in self.origins if ref.rank != rank]
+        return [Copy(ref, replace(self.dst, region=ref.region), self.step) for ref in theirs if self.dst]
 
 
 class LocalOp(Op):
@@ -203,6 +218,10 @@ class Broadcast(GroupOp):
         return "broadcast" if len({part.rank for part in self.parts}) == 1 else "all-gather"
 
     @property
+    def origins(self) -> tuple[Ref, ...]:
+        return self.parts
+
+    @property
     def refs(self) -> tuple[Ref, ...]:
         return (*self.parts, self.dst) if self.dst else self.parts
 
@@ -230,9 +249,15 @@ class Shift(GroupOp):
     dst: Ref
     to: int
     source: int  # the rank that `dst` comes from
+    group: tuple[int, ...]
     step: int
+    origin: Ref | None = None  # the home that `dst` was copied from by the first on the ring; None of a sum
     kind: ClassVar[str] = "shift"
     ref_fields: ClassVar[tuple[str, ...]] = ("src", "dst")
+
+    @property
+    def origins(self) -> tuple[Ref, ...]:
+        return (self.origin,) if self.origin else ()
 
     def ahead(self, depth: int) -> int | None:
         return 1 if depth and self.dst.operand != "C" else None

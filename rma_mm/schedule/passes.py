@@ -117,12 +117,15 @@ def frames_used(ops: list[Op]) -> dict[tuple[int, str], int]:
     return sizes
 
 
-def reached(ops: list[Op], rank: int) -> set[str]:
+def reached(ops: list[Op], rank: int, nodes: Sequence[int]) -> set[str]:
     """Return the homes to which a rank adds by itself, or of which it so reads parts that other ranks hold.
 
-    And those but A and B that groups fill, or of which they bring parts: both are to be complete.
+    And those but A and B that groups fill, or of which they bring parts: both are to be complete. `nodes`, of every
+    rank, tell which groups may copy by themselves.
     """
     refs = [op.dst for op in ops if isinstance(op, Accumulate)]
     refs += [ref for op in ops if not isinstance(op, GroupOp) for ref in op.refs if ref.rank != rank]
     refs += [ref for op in ops if isinstance(op, Broadcast | Shift) for ref in op.refs if not _is_given(ref)]
+    alone = (op for op in ops if isinstance(op, GroupOp) and op.may_copy(nodes))
+    refs += [copy.src for op in alone for copy in op.copies(rank)]
     return {ref.buffer for ref in refs if isinstance(ref.buffer, str)}

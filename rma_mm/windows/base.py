@@ -57,7 +57,7 @@ class Counters:
 
     words_intra: int = 0  # elements of the memory of other ranks of this node that were read or added to
     words_inter: int = 0  # elements of the memory of ranks of other nodes that were read or added to
-    messages: int = 0  # MPI calls that named another rank; a copy through a view is none
+    messages: int = 0  # MPI calls that named another rank; a copy through a view is none, but for what a group moves
     messages_inter: int = 0  # messages that named a rank of another node
 
     def add(self, words: int, messages: int, *, same_node: bool) -> None:

@@ -6,7 +6,7 @@ nodes goes on behind the multiplies, except for the first panel. The laws are th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2
 
@@ -196,6 +196,8 @@ def _move(load: _Load, moved: TrafficItem, phase: Phase, cost_model: CostModel, 
     if moved.how == "view":
         return
     machine, size, flavour = cost_model.machine, cost_model.bytes_of(moved.x), cost_model.flavour(moved.x)
+    if moved.x != "C" and moved.group > 1 and flavour.loads_on_node and not moved.between.any():
+        moved = replace(moved, how="get", passed=None)  # each rank of the group copies it
     load.operations += moved.messages
     if moved.how == READ:  # the ranks of a node share the disk as they share its wire, behind their multiplies
         load.wire += cost_model.reading * size * moved.own

@@ -77,6 +77,12 @@ class World:
     def flavour(self, x: str) -> Flavour:
         return self.flavours.get(x, DEFAULT)
 
+    def done_as(self, op: Op, rank: int) -> Sequence[Op]:
+        """Return the Copies that a rank makes in place of a group operation, where it can; else `op`."""
+        if not isinstance(op, GroupOp) or not op.may_copy(self.nodes):
+            return [op]
+        return op.copies(rank) if self.flavour(op.origins[0].operand).loads_on_node else [op]
+
     def nbytes(self, ref: Ref) -> int:
         return ref.region.size * self.bytes_of[ref.operand]
 

@@ -104,7 +104,8 @@ class _Program:
     handlers = Dispatch[Iterable[Signal | float]]()
 
     def __init__(self, rank: Rank, program: Sequence[Op]) -> None:
-        self.rank, self.world, self.ops = rank, rank.world, program
+        self.rank, self.world = rank, rank.world
+        self.ops = [(each, op.kind) for op in program for each in self.world.done_as(op, rank.number)]
         self.under_way: dict[Key, list[Signal]] = defaultdict(list)
         self.gates: list[ops.Await] = []  # awaited events that have not delayed anything yet
         self.fetches: dict[str, _Fetch] = {}
@@ -114,13 +115,13 @@ class _Program:
     def run(self) -> Waits:
         """All of it, up to when nothing is under way."""
         operation = self.world.machine.operation
-        for op in self.ops:
+        for op, kind in self.ops:
             self.rank.op = op
             self.rank.count(op)
             yield operation + self.gathering(op)
             self.rank.note("start")
             yield from self.handlers[type(op)](self, op)
-            self.rank.note(op.kind)
+            self.rank.note(kind)
         yield from self.wait(self.under_way)
 
     def gathering(self, op: Op) -> float:

@@ -141,7 +141,8 @@ def rank_moves(schedule: Schedule | None, mesh: Mesh) -> RankTransfers:
             together[op.group, digest(*map(str, op.parts))] += 1
         elif isinstance(op, Shift):  # round a ring
             together[tuple(mesh.grid.ranks), digest(op.dst.operand)] += 1
-    return RankTransfers(reached(ops, mesh.rank), {source.operand for op in first for source in sources(op)}, together)
+    prefetched = {source.operand for op in first for source in sources(op)}
+    return RankTransfers(reached(ops, mesh.rank, mesh.node_of), prefetched, together)
 
 
 def joined(ranks: Sequence[RankTransfers]) -> RankTransfers:

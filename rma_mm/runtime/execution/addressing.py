@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.execution.node_slots import NodeScratch
 from rma_mm.runtime.ranks.arena import Block
@@ -94,6 +95,10 @@ class Places:
         block, _ = self.block(ref.buffer, summing)
         assert block is not None
         return block
+
+    def loads(self, home: Ref) -> bool:
+        """True if ranks of a node load each other's parts of a home; the same for all of them."""
+        return FLAVOURS[self.home(home).window.flavour].loads_on_node
 
     def copied_area(self, ref: Ref, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Scratch for a part of a home: disjoint for the parts of one home, shared by all bindings."""

@@ -40,7 +40,7 @@ from rma_mm.schedule.passes import leading
 from rma_mm.windows import Counters, Transfer
 from rma_mm.windows.boxes.copying import CopyTransfer, paired_views
 from rma_mm.windows.channel import Channel
-from rma_mm.windows.checks.checked import labelled
+from rma_mm.windows.checks.checked import CheckedTransfer, labelled
 from rma_mm.windows.hosts.liveness import CELLS, DOING, MULTIPLY, NODE
 
 Action = Callable[[], None]
@@ -167,8 +167,9 @@ class Binding:
     def act(self, action: Action, op: Op, name: str = "") -> None:
         self.actions.append(op_noted(self.setup.trace, action, op, self.places, name))
 
-    def noted(self, transfer: Transfer, op: Op, part: int = 0) -> Transfer:
-        return transfer_noted(self.setup.trace, self.watched(labelled(transfer, op), op), op, self.places, part)
+    def noted(self, transfer: Transfer, op: Op, part: int = 0, kind: str = "") -> Transfer:
+        watched = self.watched(labelled(transfer, op), op)
+        return transfer_noted(self.setup.trace, watched, op, self.places, part, kind)
 
     def watched(self, transfer: Transfer, op: Op) -> Transfer:
         """Return the transfer, timed for the metrics unless it stays within this rank's memory."""
@@ -253,11 +254,31 @@ class Binding:
 
     @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> None:
-        self.bind_collective(op, [bind_broadcast(op, self.places, self.channel(op.group))])
+        channel = self.channel(op.group)
+        if not self.is_copied(op, channel):
+            self.bind_collective(op, [bind_broadcast(op, self.places, channel)])
 
     @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift) -> None:
-        self.bind_collective(op, [bind_shift(op, self.places, self.channel(tuple(self.places.schedule.mesh.ranks)))])
+        channel = self.channel(tuple(self.places.schedule.mesh.ranks))
+        if not self.is_copied(op, channel):
+            self.bind_collective(op, [bind_shift(op, self.places, channel)])
+
+    def is_copied(self, op: ops.GroupOp, channel: Channel) -> bool:
+        """Copy what a group moves out of its owners' memory, if it can be loaded; else return False.
+
+        A message would be copied too, but not before both sides have looked up from their multiplies.
+        """
+        if not op.may_copy(self.setup.mesh.node_of) or not self.places.loads(op.origins[0]):
+            return False
+        for copy in op.copies(self.rank):
+            moved = self.transfer(copy, self.places.box(copy.dst))
+            inner = moved.inner if isinstance(moved, CheckedTransfer) else moved
+            assert isinstance(inner, CopyTransfer)
+            inner.counters, inner.messages = channel.counters, 1  # the channel's, whoever moves it
+            self.wait(f"read {name}" for name in slots([copy.dst]))
+            self.begin(self.noted(moved, copy, kind=op.kind), f"fill {copy.dst.place}")
+        return True
 
     @handlers.on(ops.Reduce)
     def reduce(self, op: ops.Reduce) -> None:

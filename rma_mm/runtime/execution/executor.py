@@ -191,7 +191,7 @@ class Executable:
         """The words of other ranks that a plain program reads and copies."""
         total = replace(self.program.viewed)
         for copy in self.copies:
-            total.add(sum(source.size for _, source in copy.pairs or ()), 0, same_node=True)
+            total.add(copy.words, copy.messages, same_node=True)
         return total
 
     def count_views(self, viewed: Counters) -> None:

@@ -122,11 +122,16 @@ def op_noted(
     return call if trace is None else trace.call(call, name or op.kind, call_facts(op, places))
 
 
-def transfer_noted(trace: Trace | None, transfer: Transfer, op: Op, places: Places, part: int = 0) -> Transfer:
-    """Return the transfer that an operation (of a Reduce, one part) has become, noted where there is a trace."""
+def transfer_noted(
+    trace: Trace | None, transfer: Transfer, op: Op, places: Places, part: int = 0, kind: str = ""
+) -> Transfer:
+    """Return the transfer that an operation (of a Reduce, one part) has become, noted where there is a trace.
+
+    kind: what it is noted as, if not as the operation's kind.
+    """
     if trace is None:
         return transfer
-    kind = op.kind
+    kind = kind or op.kind
     if isinstance(op, Reduce):
         op = replace(op, srcs=op.srcs[part : part + 1], dsts=op.dsts[part : part + 1])
     return TracedTransfer(trace, transfer, kind, transfer_facts(op, places))

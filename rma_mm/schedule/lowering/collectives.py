@@ -177,7 +177,7 @@ def _shifting(ops: list[Op], rank: int, group: tuple[int, ...], copies: dict[int
         if isinstance(op, Copy) and op in turn:
             n = turn[op]
             sent = theirs[n].src if n < lag else mine[n - lag].dst
-            op = Shift(sent, op.dst, before, following, op.step)
+            op = Shift(sent, op.dst, before, following, group, op.step, op.src)
         result.append(op)
     return result
 
@@ -233,7 +233,7 @@ def _shifting_sums(ops: list[Op], rank: int, group: tuple[int, ...], lag: int) -
     result: list[Op] = []
     for op in ops:
         if isinstance(op, Accumulate) and turn[op] < len(adds) - lag:
-            op = Shift(op.src, adds[turn[op] + lag].src, before, following, op.step)
+            op = Shift(op.src, adds[turn[op] + lag].src, before, following, group, op.step)
         elif isinstance(op, Multiply) and op.c.buffer in started:
             op = replace(op, first=False)
         elif isinstance(op, Scale) and op.c.buffer in started:

@@ -101,6 +101,7 @@ class CopyTransfer:
         """(target, source) of each copy; None once it is closed."""
         self._require_open = require_open
         self.counters = counters
+        self.messages = 0  # messages that it stands for
         self._same_node = same_node
 
     def start(self) -> None:
@@ -110,8 +111,12 @@ class CopyTransfer:
         self._require_open()
         for target, source in self.pairs:
             np.copyto(target, source)
-            if self.counters is not None:
-                self.counters.add(source.size, 0, same_node=self._same_node)
+        if self.counters is not None:
+            self.counters.add(self.words, self.messages, same_node=self._same_node)
+
+    @property
+    def words(self) -> int:
+        return sum(source.size for _, source in self.pairs or ())
 
     def done(self) -> bool:
         return True
