@@ -192,6 +192,13 @@ def test_ranks_of_a_node_share_its_wire(nodes: tuple[int, ...], seconds: float) 
     assert run(programs, machine(between=Cost(2, 1)), nodes).seconds == seconds
 
 
+@pytest.mark.parametrize(("other", "seconds"), [(1, 3), (2, 6)])
+def test_what_comes_from_one_rank_comes_in_turn(other: int, seconds: int) -> None:
+    """While what comes from two shares the wire, so that the first of 3 words each is there after 6 seconds."""
+    program = [get(0, 1, 3), get(0, other, 3, "A1"), multiply(0, 9, slot(0, "A0", 9))]
+    assert run([program, [], []], machine(), range(3)).ranks[0] == seconds + 9
+
+
 def test_a_wire_carries_both_ways_at_once() -> None:
     assert run([[get(0, 1, 5)], [get(1, 0, 5)]], machine(), (0, 1)).seconds == 5
     assert run([[get(0, 1, 5)], [add(1, 0, 5)]], machine(), (0, 1)).seconds == 10, "both into the first"

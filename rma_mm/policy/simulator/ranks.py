@@ -55,6 +55,7 @@ class World:
         self.delays = {node: delays.get(node, 0.0) for node in nodes}
         self.letters: dict[tuple[int, int, str], deque[Message]] = defaultdict(deque)
         """(from, to, operand) → what one of them has come to and the other has not, in order."""
+        self.lines: dict[tuple[int, int], Signal] = {}  # (from, to) → what was begun last between two nodes' ranks
         self.signals: dict[tuple[int, str, int], Signal] = {}  # (rank, event, n) → its nth post
         self.meetings: dict[str, tuple[Signal, Countdown]] = {}  # where some ranks wait for all
         self.noted: list[Noted] | None = [] if is_noted else None  # what ranks did when, where that is wanted
@@ -215,18 +216,28 @@ class Flow:
     """A transfer between nodes: after its latency, the given number of seconds of each wire that it takes."""
 
     def __init__(
-        self, rank: Rank, latency: float, seconds: float, wires: Wires, movement: str, x: str, hidden: float
+        self, rank: Rank, latency: float, seconds: float, wires: Wires, movement: str, x: str, hidden: float,
+        line: tuple[int, int] | None = None,
     ) -> None:
-        """Begin a transfer of `rank` that delays no other rank. hidden: the share that its multiply goes on beside."""
+        """Begin a transfer of `rank` that delays no other rank. hidden: the share that its multiply goes on beside.
+
+        line: from which rank to which, if it waits for what went there before.
+        """
         self.rank, self.wires, self.hidden = rank, wires, hidden
         self.movement, self.x, self.begin = movement, x, rank.world.clock.now
         self.over = Signal(rank.world.clock)
         self.unseen = seconds  # seconds that no multiply has gone on beside
         self.late = 0.0  # seconds by which multiplies have held it up
         rank.flows[self] = None
+        self._ahead = None
+        if line is not None:
+            self._ahead, rank.world.lines[line] = rank.world.lines.get(line), self.over
         rank.world.clock.after(latency, self._move)
 
     def _move(self) -> None:
+        if self._ahead is not None and not self._ahead.is_over:
+            self._ahead.then(self._move)
+            return
         parts = Countdown(len(self.wires), self._end)
         for wire, seconds in self.wires:
             wire.add(seconds, parts.one)
@@ -264,7 +275,8 @@ class Message:
             seconds, alpha = self.cost.beta * self.nbytes, self.cost.alpha + self.world.delay(self.source, self.target)
             latency = self.rounds * alpha + (self.rounds - 1) * seconds
             wires = self.world.wires(self.source, self.target, seconds, self.nbytes, not is_direct)
-            flow = Flow(self.target, latency, seconds, wires, self.movement, self.x, self.cost.hidden)
+            line = (self.source.number, self.target.number) if is_direct else None
+            flow = Flow(self.target, latency, seconds, wires, self.movement, self.x, self.cost.hidden, line)
             flow.over.then(self.over.end)
             return
         ranks = (self.source, self.target) if is_direct else (self.target,)

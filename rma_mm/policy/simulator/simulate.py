@@ -6,7 +6,8 @@ costs; here it is decided what goes on at once:
 - A rank is one processor, which does one thing after the other: its operations, and its part of what groups move within
   its node, as soon as both sides have come to it. All ranks of a host share its slots.
 - What moves between nodes takes the wire out of one node and the wire into another, each shared by all that it carries.
-  It and a multiply hold up each other by the share of its seconds that is not hidden.
+  It and a multiply hold up each other by the share of its seconds that is not hidden. From one rank to another, one
+  transfer comes behind the other.
 - A larger group broadcasts down a tree, in rounds: within a node its members are taken up by all of them; between
   nodes they wait for them, and then each takes the wire into its node once, and the owner that out of its own in each.
 """
@@ -173,7 +174,8 @@ class _Program:
             return None
         source, sink = (rank, target) if movement == "accumulate" else (target, rank)
         seconds, latency = cost.beta * nbytes, cost.alpha + world.delay(source, sink)
-        return Flow(rank, latency, seconds, world.wires(source, sink, seconds, nbytes), movement, x, cost.hidden).over
+        wires, line = world.wires(source, sink, seconds, nbytes), (source.number, sink.number)
+        return Flow(rank, latency, seconds, wires, movement, x, cost.hidden, line).over
 
     def start(self, op: ops.OneSidedOp) -> Generator[Signal | float, None, Signal | None]:
         remote, packed = op.remote, self.world.stretches(op.remote) > 1
