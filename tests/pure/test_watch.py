@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.policy.planner.adaptation import LATE, LEAST, LOOKS, MOST, Watch
+from rma_mm.policy.model.cost_model import CostBreakdown
+from rma_mm.policy.model.machine import MULTIPLIES
+from rma_mm.policy.planner.adaptation import LATE, LIMITS, LOOKS, WORTH, Watch
 from tests.strategies import pure
 
 
@@ -17,15 +19,15 @@ def seen(watch: Watch, seconds: float, times: int = LOOKS + 1) -> Watch:
 
 
 def test_nothing_is_said_of_a_few_executions() -> None:
-    watch = seen(Watch("stationary_c", "one-sided", 1.0), 5.0, LOOKS)
+    watch = seen(Watch("stationary_c", "one-sided", 1.0, 0.0), 5.0, LOOKS)
     assert watch.measured is None
     assert not watch.should_change()
     assert not watch.should_return()
-    assert watch.correction(1.0) is None
+    assert watch.correction({}) == {}
 
 
 def test_the_first_execution_does_not_count() -> None:
-    watch = Watch("stationary_c", "one-sided", 1.0)
+    watch = Watch("stationary_c", "one-sided", 1.0, 0.0)
     watch.note(100.0)
     assert seen(watch, 1.0, LOOKS).measured == 1.0
     assert not watch.should_change()
@@ -41,49 +43,62 @@ def test_the_first_execution_does_not_count() -> None:
     ],
 )
 def test_a_late_one_sided_plan_is_left(kind: str, ratio: float, changes: bool) -> None:
-    watch = seen(Watch("stationary_c", kind, 2.0), 2.0 * ratio)
+    watch = seen(Watch("stationary_c", kind, 2.0, 0.0), 2.0 * ratio)
     assert watch.should_change() == changes
 
 
 def test_there_and_back_and_never_again() -> None:
-    watch = seen(Watch("stationary_c", "one-sided", 1.0), 1.5)
-    assert watch.change("summa_c", "two-sided", 1.2) == (
+    watch = seen(Watch("stationary_c", "one-sided", 1.0, 0.0), 1.5)
+    assert watch.change("summa_c", "two-sided", 1.2, 0.0) == (
         "stationary_c: took 1.50 times the seconds predicted; summa_c does the next products"
     )
     assert not watch.should_return()  # nothing was seen of it yet
     assert seen(watch, 1.6).should_return()
     assert not watch.should_change()
-    watch.change("stationary_c", "one-sided", 1.0)
+    watch.change("stationary_c", "one-sided", 1.0, 0.0)
     seen(watch, 9.0)
     assert not watch.should_change()
     assert not watch.should_return()
 
 
 def test_what_is_faster_stays() -> None:
-    watch = seen(Watch("stationary_c", "one-sided", 1.0), 1.5)
-    watch.change("summa_c", "two-sided", 0.5)
+    watch = seen(Watch("stationary_c", "one-sided", 1.0, 0.0), 1.5)
+    watch.change("summa_c", "two-sided", 0.5, 0.0)
     assert not seen(watch, 1.4).should_return()  # later than predicted, but faster than before
 
 
 @pure(50)
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60), st.floats(1e-6, 1e3))
 def test_it_cannot_flap(seconds: list[float], predicted: float) -> None:
-    watch = Watch("a", "one-sided", predicted)
+    watch = Watch("a", "one-sided", predicted, 0.0)
     for each in seconds:
         watch.note(each)
         if watch.should_change():
-            watch.change("b", "two-sided", predicted)
+            watch.change("b", "two-sided", predicted, 0.0)
         elif watch.should_return():
-            watch.change("a", "one-sided", predicted)
+            watch.change("a", "one-sided", predicted, 0.0)
     assert watch.changes <= 2
 
 
 @pure(50)
-@given(st.floats(1e-3, 1e3), st.floats(LEAST, MOST))
-def test_corrections_go_the_right_way_and_not_too_far(ratio: float, before: float) -> None:
-    found = seen(Watch("a", "two-sided", 1.0), ratio).correction(before)
+@given(st.floats(1e-3, 1e3), st.floats(0.5, 2.0), st.floats(0.0, 1.0))
+def test_corrections_go_the_right_way_and_not_too_far(ratio: float, before: float, multiplying: float) -> None:
+    watch = seen(Watch("a", "two-sided", 1.0, multiplying), ratio)
+    what = MULTIPLIES if 1 - multiplying <= WORTH else "two-sided"
+    least, most = LIMITS[what == MULTIPLIES]
+    found = watch.correction({what: before}).get(what)
     if found is None:
         assert 0.9 <= ratio <= 1.1
     else:
-        assert LEAST <= found <= MOST
-        assert (found >= before) == (ratio > 1) or found in (LEAST, MOST)
+        assert least <= found <= most
+        assert (found >= before) == (ratio > 1) or found in (least, most)
+
+
+def test_corrections_are_of_what_was_predicted_wrong() -> None:
+    """Of multiplies where little moves, whatever kind of plan it was; half of the difference is made up."""
+    assert seen(Watch("a", "one-sided", 1.0, 0.95), 1.21).correction({}) == {MULTIPLIES: pytest.approx(1 + 0.1 / 0.95)}
+    found = seen(Watch("a", "one-sided", 1.0, 0.5), 1.21).correction({"two-sided": 1.5})
+    assert found == {"one-sided": pytest.approx(1.2)}
+    cost = CostBreakdown(multiplying=0.5, moving=0.4, meeting=0.1)
+    assert cost.corrected(1.2).seconds == pytest.approx(1.1)
+    assert CostBreakdown(multiplying=0.5).corrected(1.2).seconds == 0.5

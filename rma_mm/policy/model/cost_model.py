@@ -14,7 +14,7 @@ import numpy as np
 
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.locality import WHOLE
-from rma_mm.policy.model.machine import COLLECTIVES, COPY, PAGE, TYPICAL, Cost, Kernel, Machine, by_group
+from rma_mm.policy.model.machine import COLLECTIVES, COPY, MULTIPLIES, PAGE, TYPICAL, Cost, Kernel, Machine, by_group
 from rma_mm.policy.model.spans import Figures, Numbers
 from rma_mm.policy.model.traffic import FLAT, READ, LocalWork, Phase, TrafficItem, Workload
 
@@ -55,6 +55,10 @@ class CostBreakdown:
     def seconds(self) -> float:
         return self.multiplying + self.moving + self.meeting
 
+    def corrected(self, factor: float) -> CostBreakdown:
+        """Return the same with all but the multiplies, which no way of moving data changes, so many times as long."""
+        return CostBreakdown(self.multiplying, self.moving * factor, self.meeting * factor)
+
 
 STALLED = 0.25
 """The share of its multiplies for which a rank waits in a ring of sums: its neighbour sends between two of its own."""
@@ -82,8 +86,9 @@ def estimate(workload: Workload, cost_model: CostModel) -> CostBreakdown:
     crossing = _crossing(workload, cost_model)
     costs = [_phase(workload, phase, cost_model, late) for phase, late in zip(workload.phases, crossing, strict=True)]
     meeting = 2 * cost_model.machine.meet(workload.sample.mesh.size)
+    multiplying = sum(each.multiplying for each in costs) * cost_model.machine.corrections.get(MULTIPLIES, 1.0)
     return CostBreakdown(
-        sum(each.multiplying for each in costs), sum(each.moving for each in costs),
+        multiplying, sum(each.moving for each in costs),
         sum((each.meeting for each in costs), meeting),
     )
 

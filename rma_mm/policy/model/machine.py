@@ -33,6 +33,7 @@ LINKS = ("own", "node", "between")
 ONE_SIDED = ("get", "put", "accumulate", "fetch_add")
 """Movements that have a cost for every flavour of windows, with the target idle and busy."""
 COLLECTIVES = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")  # movements of groups
+MULTIPLIES = "multiplies"  # the correction of local products, whatever moves their operands
 SUMS = ("reduce", "reduce-scatter")  # movements of groups that add contiguous data
 FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "scatter")
 """Fields of a machine that are one figure each."""

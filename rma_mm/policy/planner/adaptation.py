@@ -7,22 +7,29 @@ that turns out to be no faster. So it cannot flap.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+
+from rma_mm.policy.model.machine import MULTIPLIES
 
 LATE, SLACK = 1.2, 1e-4
 """Measured over predicted from which a one-sided plan is late, and seconds by which it is at least: that long may calls
 take beside the transfers, whichever plan makes them."""
 LOOKS = 3  # executions of a plan that are looked at, after a first one that touches its memory
-LEAST, MOST = 0.8, 1.25  # limits of a correction: it holds for all products of a kind, whatever their size
+LIMITS = {False: (0.5, 2.0), True: (0.8, 1.25)}
+"""Limits of a correction, which holds for products of all sizes: of transfers, and of multiplies."""
 SHORTEST = 1e-3
 """Seconds that a product takes at least by which prices of its kind are corrected: shorter ones are mostly calls."""
-WORTH = 0.1  # A ratio that is further from 1 corrects the calibration
+WORTH = 0.1
+"""A ratio that is further from 1 corrects the calibration: of transfers and calls, if they have a larger share of the
+prediction than this, else of multiplies, which take as long in other plans."""
 
 
 class Watch:
     """One product that is repeated, and the plans that it has been done by."""
 
-    def __init__(self, name: str, kind: str, predicted: float) -> None:
-        self.name, self.kind, self.predicted = name, kind, predicted
+    def __init__(self, name: str, kind: str, predicted: float, multiplying: float) -> None:
+        """predicted: seconds of a product. multiplying: those of its multiplies among them."""
+        self.name, self.kind, self.predicted, self.multiplying = name, kind, predicted, multiplying
         self.changes = 0  # how often the plan was changed
         self._seen: deque[float] = deque(maxlen=LOOKS)
         self._count = 0
@@ -56,23 +63,28 @@ class Watch:
         measured = self.measured
         return measured is not None and measured > self._before[1]
 
-    def change(self, name: str, kind: str, predicted: float) -> str:
+    def change(self, name: str, kind: str, predicted: float, multiplying: float) -> str:
         """Record that another plan is used from now on, and return the line to report."""
         measured = self.measured
         assert measured is not None
         ratio, before = measured / self.predicted, self.name
         self._before = before, measured
-        self.name, self.kind, self.predicted = name, kind, predicted
+        self.name, self.kind, self.predicted, self.multiplying = name, kind, predicted, multiplying
         self._seen.clear()
         self._count = 0
         self.changes += 1
         return f"{before}: took {ratio:.2f} times the seconds predicted; {name} does the next products"
 
-    def correction(self, before: float) -> float | None:
-        """Return measured over predicted time of such products, if it differs from the factor `before`."""
+    def correction(self, before: Mapping[str, float]) -> dict[str, float]:
+        """Return what is corrected, a kind of transfer or multiplies, with its factor in place of that `before`.
+
+        Half of the difference is made up. Nothing if there is hardly any.
+        """
         if self.measured is None or not self.predicted or self.measured < SHORTEST:
-            return None
-        ratio = self.measured / self.predicted
+            return {}
+        ratio, share = self.measured / self.predicted, 1 - self.multiplying / self.predicted
         if abs(ratio - 1) < WORTH:
-            return None
-        return float(min(MOST, max(LEAST, before * ratio**0.5)))
+            return {}
+        what, share = (self.kind, share) if share > WORTH else (MULTIPLIES, 1 - share)
+        least, most = LIMITS[what == MULTIPLIES]
+        return {what: float(min(most, max(least, before.get(what, 1.0) * (1 + (ratio**0.5 - 1) / share))))}

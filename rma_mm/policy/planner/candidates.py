@@ -92,12 +92,12 @@ class Candidate:
     rejected: str = ""  # why it cannot be taken; empty if it can
     width: int = WIDTH  # indices of a panel
     copied: str = ""  # operands that are copied first to where node-mates can read them in place
-    correction: float = 1.0  # measured over predicted time of products of its kind on this machine
+    correction: float = 1.0  # measured over predicted time of transfers and calls of its kind on this machine
     kind: str = ""  # movement of operands in a word: two-sided (by groups), one-sided, or in place
 
     @property
     def seconds(self) -> float:
-        return self.cost.seconds * self.correction
+        return self.cost.corrected(self.correction).seconds
 
     @property
     def parts(self) -> dict[str, float]:
@@ -105,7 +105,7 @@ class Candidate:
         cost = self.cost
         return {
             "products": cost.multiplying, "transfers": cost.moving, "calls": cost.meeting,
-            "correction": (self.correction - 1) * cost.seconds,
+            "correction": (self.correction - 1) * (cost.moving + cost.meeting),
         }
 
     def is_like(self, other: Candidate) -> bool:
@@ -211,7 +211,7 @@ def about_seconds(request: Request) -> float:
     if not found:
         best = candidates(request)[0]
         return inf if best.rejected else best.seconds
-    return min(float(each["cost"].seconds * each["correction"]) for each in found)
+    return min(float(each["cost"].corrected(each["correction"]).seconds) for each in found)
 
 
 def _taken_as(algorithm: Algorithm, request: Request) -> tuple[Algorithm, str]:

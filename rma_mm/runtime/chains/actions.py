@@ -96,8 +96,7 @@ class Multiplication(StepPlaces, Action):
     @property
     def cost(self) -> CostBreakdown:  # type: ignore[override]  # it follows the plan
         chosen = self.plan.choice.chosen
-        cost, factor = chosen.cost, chosen.correction
-        return CostBreakdown(cost.multiplying * factor, cost.moving * factor, cost.meeting * factor)
+        return chosen.cost.corrected(chosen.correction)
 
     @property
     def schedule(self) -> Schedule:

@@ -82,7 +82,7 @@ class Adaptation:
             self._watch = None
             return None
         chosen = other.chosen
-        text = watch.change(chosen.algorithm.name, chosen.kind, chosen.seconds)
+        text = watch.change(chosen.algorithm.name, chosen.kind, chosen.seconds, chosen.cost.multiplying)
         self.mesh.metrics.changed_plan(text)
         return replace(other, instead=text)
 
@@ -123,14 +123,13 @@ class Adaptation:
 
     def _learn(self, now: PlanChoice, watch: Watch) -> None:
         """Correct the calibration by the observed times. Collective."""
-        mesh, corrected = self.mesh, watch.correction(now.chosen.correction)
-        if corrected is not None:
-            kind = now.chosen.kind
-            remember_correction(mesh.comm, mesh.node_of, threads=mesh.threads, corrections={kind: corrected})
+        mesh, corrections = self.mesh, watch.correction(now.request.cost_model.machine.corrections)
+        if corrections:
+            remember_correction(mesh.comm, mesh.node_of, threads=mesh.threads, corrections=corrections)
 
 
 def _watch(chosen: Candidate, changes: int = 0) -> Watch:
-    watch = Watch(chosen.algorithm.name, chosen.kind, chosen.seconds)
+    watch = Watch(chosen.algorithm.name, chosen.kind, chosen.seconds, chosen.cost.multiplying)
     watch.changes = changes
     return watch
 
