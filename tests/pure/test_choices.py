@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.cost_model import CostModel
-from rma_mm.policy.model.machine import Machine, described
+from rma_mm.policy.model.machine import TYPICAL, Machine, described
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, placed_problem
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -101,3 +102,12 @@ def test_panels_of_a_slice_in_a_ring_move_one_by_one(name: str, grid: tuple[int,
     outcome = simulate(schedule, machine)
     assert found.traffic.messages == sum(outcome.messages)
     assert found.seconds == pytest.approx(outcome.seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "column_parallel", "summa_a", "row_column_2d"])
+def test_a_result_that_a_node_gathers_is_priced_as_its_copies(name: str) -> None:
+    """Ranks copy it out of each other's memory, as the simulation says, and send no message."""
+    given = (None, None, Layout(((), ())))
+    request = Request((512, 512, 512), MeshShape((2, 2)), layouts=given, cost_model=CostModel(TYPICAL), algorithm=name)
+    found = candidates(request)[0]
+    assert found.seconds == pytest.approx(simulated(found, request), rel=0.05)

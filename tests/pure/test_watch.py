@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rma_mm.policy.model.cost_model import CostBreakdown
 from rma_mm.policy.model.machine import MULTIPLIES
-from rma_mm.policy.planner.adaptation import LATE, LIMITS, LOOKS, WORTH, Watch
+from rma_mm.policy.planner.adaptation import LATE, LIMITS, LOOKS, MULTIPLY_LIMITS, WORTH, Watch
 from tests.strategies import pure
 
 
@@ -85,7 +85,7 @@ def test_it_cannot_flap(seconds: list[float], predicted: float) -> None:
 def test_corrections_go_the_right_way_and_not_too_far(ratio: float, before: float, multiplying: float) -> None:
     watch = seen(Watch("a", "two-sided", 1.0, multiplying), ratio)
     what = MULTIPLIES if 1 - multiplying <= WORTH else "two-sided"
-    least, most = LIMITS[what == MULTIPLIES]
+    least, most = MULTIPLY_LIMITS if what == MULTIPLIES else LIMITS
     found = watch.correction({what: before}).get(what)
     if found is None:
         assert 0.9 <= ratio <= 1.1

@@ -14,7 +14,18 @@ import numpy as np
 
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.locality import WHOLE
-from rma_mm.policy.model.machine import COLLECTIVES, COPY, MULTIPLIES, PAGE, TYPICAL, Cost, Kernel, Machine, by_group
+from rma_mm.policy.model.machine import (
+    COLLECTIVES,
+    COPY,
+    MULTIPLIES,
+    PAGE,
+    SUMS,
+    TYPICAL,
+    Cost,
+    Kernel,
+    Machine,
+    by_group,
+)
 from rma_mm.policy.model.spans import Figures, Numbers
 from rma_mm.policy.model.traffic import FLAT, READ, LocalWork, Phase, TrafficItem, Workload
 
@@ -87,10 +98,8 @@ def estimate(workload: Workload, cost_model: CostModel) -> CostBreakdown:
     costs = [_phase(workload, phase, cost_model, late) for phase, late in zip(workload.phases, crossing, strict=True)]
     meeting = 2 * cost_model.machine.meet(workload.sample.mesh.size)
     multiplying = sum(each.multiplying for each in costs) * cost_model.machine.corrections.get(MULTIPLIES, 1.0)
-    return CostBreakdown(
-        multiplying, sum(each.moving for each in costs),
-        sum((each.meeting for each in costs), meeting),
-    )
+    moving, meeting = sum(each.moving for each in costs), sum((each.meeting for each in costs), meeting)
+    return CostBreakdown(multiplying, moving, meeting)
 
 
 def _crossing(workload: Workload, cost_model: CostModel) -> list[Cost]:
@@ -201,7 +210,8 @@ def _move(load: _Load, moved: TrafficItem, phase: Phase, cost_model: CostModel, 
     if moved.how == "view":
         return
     machine, size, flavour = cost_model.machine, cost_model.bytes_of(moved.x), cost_model.flavour(moved.x)
-    if moved.x != "C" and moved.group > 1 and flavour.loads_on_node and not moved.between.any():
+    is_sum = moved.how in SUMS or (moved.how == "shift" and moved.x == "C")
+    if moved.group > 1 and not is_sum and flavour.loads_on_node and not moved.between.any():
         moved = replace(moved, how="get", passed=None)  # each rank of the group copies it
     load.operations += moved.messages
     if moved.how == READ:  # the ranks of a node share the disk as they share its wire, behind their multiplies

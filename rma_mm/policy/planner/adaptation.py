@@ -15,7 +15,7 @@ LATE, SLACK = 1.2, 1e-4
 """Measured over predicted from which a one-sided plan is late, and seconds by which it is at least: that long may calls
 take beside the transfers, whichever plan makes them."""
 LOOKS = 3  # executions of a plan that are looked at, after a first one that touches its memory
-LIMITS = {False: (0.5, 2.0), True: (0.8, 1.25)}
+LIMITS, MULTIPLY_LIMITS = (0.5, 2.0), (0.8, 1.25)
 """Limits of a correction, which holds for products of all sizes: of transfers, and of multiplies."""
 SHORTEST = 1e-3
 """Seconds that a product takes at least by which prices of its kind are corrected: shorter ones are mostly calls."""
@@ -85,6 +85,8 @@ class Watch:
         ratio, share = self.measured / self.predicted, 1 - self.multiplying / self.predicted
         if abs(ratio - 1) < WORTH:
             return {}
-        what, share = (self.kind, share) if share > WORTH else (MULTIPLIES, 1 - share)
-        least, most = LIMITS[what == MULTIPLIES]
-        return {what: float(min(most, max(least, before.get(what, 1.0) * (1 + (ratio**0.5 - 1) / share))))}
+        what, (least, most) = self.kind, LIMITS
+        if share <= WORTH:
+            what, (least, most), share = MULTIPLIES, MULTIPLY_LIMITS, 1 - share
+        factor = before.get(what, 1.0) * (1 + (ratio**0.5 - 1) / share)
+        return {what: float(min(most, max(least, factor)))}

@@ -255,22 +255,28 @@ class Binding:
     @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> None:
         channel = self.channel(op.group)
-        if not self.is_copied(op, channel):
+        if self.is_in_reach(op):
+            self.copy_alone(op, channel)
+        else:
             self.bind_collective(op, [bind_broadcast(op, self.places, channel)])
 
     @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift) -> None:
         channel = self.channel(tuple(self.places.schedule.mesh.ranks))
-        if not self.is_copied(op, channel):
+        if self.is_in_reach(op):
+            self.copy_alone(op, channel)
+        else:
             self.bind_collective(op, [bind_shift(op, self.places, channel)])
 
-    def is_copied(self, op: ops.GroupOp, channel: Channel) -> bool:
-        """Copy what a group moves out of its owners' memory, if it can be loaded; else return False.
+    def is_in_reach(self, op: ops.GroupOp) -> bool:
+        """True if all ranks of the group can copy what it moves out of its owners' memory."""
+        return op.may_copy(self.setup.mesh.node_of) and self.places.loads(op.origins[0])
+
+    def copy_alone(self, op: ops.GroupOp, channel: Channel) -> None:
+        """Copy what a group in reach moves to this rank.
 
         A message would be copied too, but not before both sides have looked up from their multiplies.
         """
-        if not op.may_copy(self.setup.mesh.node_of) or not self.places.loads(op.origins[0]):
-            return False
         for copy in op.copies(self.rank):
             moved = self.transfer(copy, self.places.box(copy.dst))
             inner = moved.inner if isinstance(moved, CheckedTransfer) else moved
@@ -278,7 +284,6 @@ class Binding:
             inner.counters, inner.messages = channel.counters, 1  # the channel's, whoever moves it
             self.wait(f"read {name}" for name in slots([copy.dst]))
             self.begin(self.noted(moved, copy, kind=op.kind), f"fill {copy.dst.place}")
-        return True
 
     @handlers.on(ops.Reduce)
     def reduce(self, op: ops.Reduce) -> None:
