@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import measure
 from bench.policy import report
-from bench.policy.cases import SETTINGS, Case, between_hosts, drawn, table, uneven
+from bench.policy.cases import Case, between_hosts, drawn, table, uneven
 from bench.policy.jobs import WORKER, Job, JobError
 from bench.policy.plot import plot
 
@@ -53,7 +53,7 @@ def parsed(arguments: Sequence[str] | None) -> Namespace:
     """The options."""
     parser = measure.Parser(__doc__)
     add = parser.add_argument
-    add("--ranks", nargs="+", type=int, default=[2, 4, 6], choices=[2, 4, 6], help="numbers of ranks (2 4 6)")
+    add("--ranks", nargs="+", type=int, default=[2, 4, 6], help="numbers of ranks (2 4 6; with --random any)")
     add("--nodes", nargs="+", type=int, default=[1, 2], choices=[1, 2], help="numbers of nodes (1 2)")
     add("--only", nargs="+", default=[""], metavar="TEXT", help="cases with one of these in their names (see --list)")
     add("--calibrated", action="store_true", help="price by what was calibrated before, or is in the course of this")
@@ -82,7 +82,7 @@ def selected(options: Namespace) -> list[Case]:
         seed, count = options.hosts
         found = between_hosts(seed, count, options.rates)
         return [case for case in found if any(text in case.title for text in options.only)]
-    settings = [(ranks, nodes) for ranks, nodes in SETTINGS if ranks in options.ranks and nodes in options.nodes]
+    settings = [(ranks, nodes) for nodes in options.nodes for ranks in options.ranks if nodes < ranks]
     if options.random:
         seed, count = options.random
         cases = drawn(seed, count, settings) if settings else []
