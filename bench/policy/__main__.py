@@ -14,6 +14,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def selected(options: Namespace) -> list[Case]:
         seed, count = options.hosts
         found = between_hosts(seed, count, options.rates)
         return [case for case in found if any(text in case.title for text in options.only)]
-    settings = [(ranks, nodes) for nodes in options.nodes for ranks in options.ranks if nodes < ranks]
+    asked = product(sorted({*options.nodes}), sorted({*options.ranks}))  # a seed draws the same in whatever order
+    settings = [(ranks, nodes) for nodes, ranks in asked if nodes < ranks]
     if options.random:
         seed, count = options.random
         cases = drawn(seed, count, settings) if settings else []

@@ -189,6 +189,7 @@ def test_uneven_cases_pin_more_ranks_to_one_core_than_to_the_other(tmp_path):
 def test_selection():
     assert {case.ranks for case in selected(options_of(["--ranks", "2", "6", "--nodes", "1"]))} == {2, 6}
     assert selected(options_of(["--random", "1", "7"])) == drawn(1, 7)
+    assert selected(options_of(["--ranks", "6", "4", "2", "4", "--random", "1", "7"])) == drawn(1, 7)
     assert {case.ranks for case in selected(options_of(["--ranks", "8", "--random", "1", "7"]))} == {8}
     assert len(selected(options_of(["--uneven", "1", "7"]))) == 7
     with pytest.raises(SystemExit):
