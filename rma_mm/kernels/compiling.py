@@ -1,6 +1,7 @@
 """Compiling once a machine: machine code is kept on disk, and one process at a time compiles.
 
-Ranks that start together would otherwise all compile the same, and race for the files of Numba's cache.
+Ranks that start together would otherwise all compile the same, and race for the files of Numba's cache. What is on
+disk already is loaded by all at once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import ctypes
 import hashlib
 import pickle
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numba
 from numba.core import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 
 from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
@@ -88,6 +90,11 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         super().__init__(function)
         self._cache_file = Entries(folder, self._impl.filename_base)
 
+    @global_compiler_lock
+    def has(self, sig: Any, context: Any) -> bool:
+        context.refresh()  # takes half a second, which processes that then wait for each other have behind them
+        return self._cache_file.file_of(self._index_key(sig, context.codegen())).exists()
+
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(OSError):  # a full disk only costs time
             super().save_overload(sig, data)
@@ -103,11 +110,12 @@ def compiled(function: Callable[..., None], kinds: tuple[Any, ...], arguments: t
     Calling it does not hold the GIL. Taken from the cache where a process of this machine has compiled it before.
     """
     made: Any = CFunc(function, (kinds, types.void), locals={}, options=OPTIONS)
-    with alone():
-        if (folder := cache_folder()) is None:
-            made.compile()
-        else:
-            made._cache = _Cache(function, folder)
+    if (folder := cache_folder()) is None:
+        made.compile()
+    else:
+        made._cache = _Cache(function, folder)
+        is_there = made._cache.has(made._sig, made._targetdescr.target_context)
+        with nullcontext() if is_there else alone():
             _compile(made)
     call = ctypes.CFUNCTYPE(None, *arguments)(made.address)
     call.made = made  # type: ignore[attr-defined]  # keeps the machine code alive

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,3 +119,23 @@ def test_an_entry_that_was_damaged_or_swapped_counts_as_none(tmp_path: Path) -> 
     assert entries.load(("key", 1)) == "code"
     entries.flush()
     assert list(tmp_path.iterdir()) == []
+
+
+COMPILES = """
+import ctypes
+from numba import types
+from rma_mm.kernels.compiling import compiled
+
+def nothing(number):
+    pass
+
+compiled(nothing, (types.int64,), (ctypes.c_int64,))(0)
+"""
+
+
+def test_code_that_is_in_the_cache_is_loaded_while_another_process_compiles(home: Path) -> None:
+    subprocess.run([sys.executable, "-c", COMPILES], check=True, timeout=60)
+    assert list(home.rglob("*.nbc"))
+    with next(home.rglob("lock")).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        subprocess.run([sys.executable, "-c", COMPILES], check=True, timeout=60)

@@ -31,7 +31,7 @@ _OF_TRUTH: dict[np.ufunc, str] = {
 
 @dataclass(frozen=True)
 class Form:
-    """Computation of one kind of product, fixed when a kernel is compiled. Fixed when a kernel is compiled."""
+    """Computation of one kind of product, fixed when a kernel is compiled."""
 
     add: str  # ⊕, as one of `Pair`
     times: str  # ⊗
