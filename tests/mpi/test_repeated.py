@@ -383,6 +383,21 @@ def test_a_result_that_one_rank_keeps_for_longer(comm: MPI.Intracomm) -> None:
             assert all(np.array_equal(tile, copy) for tile, copy in kept)
 
 
+@parallel(ranks=(1, 2, 4), env=("node",))
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_matrix_times_itself_or_its_transpose(comm: MPI.Intracomm, turned: bool) -> None:
+    with SOON, Mesh(None, comm) as mesh:
+        A, a = matrix(mesh, (24, 24), "float64", 1)
+        quick = 0
+        for _ in range(40):
+            A.tile[...] += 1
+            a += 1
+            is_one, C = is_quick(mesh, lambda: A @ (A.T if turned else A))
+            quick += is_one
+            assert np.array_equal(C.to_numpy(), a @ (a.T if turned else a))
+        assert quick > 20
+
+
 @parallel(ranks=(2, 4), env=("node",))
 def test_matmul_tells_products_apart(comm: MPI.Intracomm) -> None:
     with SOON, Mesh(None, comm) as mesh:

@@ -55,10 +55,11 @@ class Asked(NamedTuple):
 
 
 def kind_of_operands(A: object, B: object) -> tuple[object, ...]:
-    """Return what a plan depends on of two matrices that have nothing in common; nothing for others."""
-    if type(A) is not DistMatrix or type(B) is not DistMatrix or A.block_or_none is B.block_or_none:
+    """Return what a plan depends on of two matrices, and on what they have in common; nothing for others."""
+    if type(A) is not DistMatrix or type(B) is not DistMatrix or A.block_or_none is None:
         return ()
-    return (A.mesh, A.shape, A.dtype, A.layout, B.mesh, B.shape, B.dtype, B.layout)
+    in_common = (A.flipped, B.flipped) if A.block_or_none is B.block_or_none else ()
+    return (A.mesh, A.shape, A.dtype, A.layout, B.mesh, B.shape, B.dtype, B.layout, in_common)
 
 
 class PlanCache:
@@ -301,6 +302,6 @@ def _cached(
     plan, is_other = cache.plan(key, steps, lambda before: planned(a, b, mesh, layout, options, before))
     if is_other:
         mesh.metrics.changed_plan()
-    if options.symmetric is None and options.epilogue is None:
+    if options.epilogue is None:
         cache.remember(given[0], given[1], asked, plan, steps if is_open else None)
     return plan
