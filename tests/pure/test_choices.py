@@ -14,6 +14,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL, Machine, described
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, placed_problem
+from rma_mm.policy.planner.decision import decide
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.lowering.lower import Tuning, lower
 
@@ -62,6 +63,13 @@ def test_the_choice_on_a_node_is_what_was_fastest(given: tuple[int, int, int, in
     mesh = MeshShape((2, ranks // 2))
     found = candidates(Request(tuple(shape), mesh, cost_model=CostModel(TYPICAL)))
     assert ON_A_NODE[given][found[0].algorithm.name] == 1.0
+
+
+def test_the_table_says_why_a_cheaper_sum_is_not_taken() -> None:
+    decision = decide(Request((128, 128, 8192), MeshShape((2, 1)), cost_model=CostModel(TYPICAL)))
+    why = {each.algorithm: each.why for each in decision.considered}
+    assert why["stationary_a"].endswith("faster, but repeated calls of it are not compiled")
+    assert why["data_parallel:pull"] == "as fast, and later in the list"
 
 
 CLUSTERS = {

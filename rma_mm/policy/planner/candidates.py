@@ -113,6 +113,11 @@ class Candidate:
             "correction": (self.correction - 1) * (cost.moving + cost.meeting),
         }
 
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether its repeated calls can be compiled ones, within a node."""
+        return self.kind != "two-sided" and self.algorithm.reproducible
+
     def is_like(self, other: Candidate) -> bool:
         """Return whether another has the same price and placements, as one schedule has that is known by many names."""
         mine, others = ((x.layouts, x.traffic, x.parts, x.copied, x.width, x.kind) for x in (self, other))
@@ -178,8 +183,7 @@ def _preferred(listed: Sequence[Candidate], request: Request) -> list[Candidate]
     found, is_one_node = sorted(listed, key=by_seconds), request.mesh.is_one_node
 
     def price(each: Candidate) -> float:
-        is_compiled = each.kind != "two-sided" and each.algorithm.reproducible
-        return inf if each.rejected else each.seconds + UNCOMPILED * (is_one_node and not is_compiled)
+        return inf if each.rejected else each.seconds + UNCOMPILED * (is_one_node and not each.is_compiled)
 
     limit = min(map(price, listed)) * (CLOSE if is_one_node else 1.0)
     first = [each for each in listed if price(each) <= limit < inf]

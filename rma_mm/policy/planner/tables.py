@@ -67,7 +67,8 @@ def why_lost(candidate: Candidate, chosen: Candidate, asked: str, found: Sequenc
         return "does not fit the memory limit"
     if ours <= best:
         fast = "as fast" if ours == best else f"{percent_text(best / ours - 1)} faster"
-        return f"{fast}, and later in the list"
+        is_late = candidate.is_compiled or not chosen.is_compiled
+        return f"{fast}, {'and later in the list' if is_late else 'but repeated calls of it are not compiled'}"
     return f"{percent_text(ours / best - 1)} slower: {_where(candidate, chosen)}"
 
 
