@@ -238,6 +238,19 @@ def test_late_ranks_are_waited_for(comm: MPI.Intracomm, late: float) -> None:
         assert np.array_equal(C.to_numpy(), a @ b)
 
 
+@parallel(ranks=(1, 2), env=("node",))
+def test_longer_products_are_compiled_too(comm: MPI.Intracomm) -> None:
+    """Of those that last longer than ranks wait with telling each other again, most."""
+    with SOON, mock.patch.object(prepared, "TOLD_EVERY", 0.0), Mesh(None, comm) as mesh:
+        (A, _), (B, _) = matrix(mesh, (20, 20), "float64", 1), matrix(mesh, (20, 20), "float64", 2)
+        plan = rma_mm.plan(A, B, mesh)
+        compiled = 0
+        for _ in range(50):
+            compiled += is_compiled(plan)
+            plan.execute(A, B)
+        assert 30 < compiled < 50
+
+
 @parallel(ranks=(2, 3), env=("node",))
 def test_a_rank_that_ends_is_told_to_the_others(comm: MPI.Intracomm) -> None:
     mesh = Mesh(None, comm)

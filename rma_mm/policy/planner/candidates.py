@@ -32,10 +32,10 @@ CLOSE = 1.02
 """Price over that of the cheapest up to which, within a node, the first of the registry is taken: small differences of
 prices tell nothing there. Of 15 products on 4 ranks regret was 1.010 with 1.02, and 1.028 with 1.05. Between nodes the
 cheapest is taken."""
-UNCOMPILED = 0.2e-3
-"""Seconds by which, within a node, other algorithms must be cheaper than those whose repeated calls are compiled, which
-neither move data in groups nor add sums. Cut along k, 128×128×8192 took 9 to 56 % longer on 2 ranks than as compiled
-call, though its price was lower; long products gain more by it than their price says."""
+UNCOMPILED, UNCOMPILED_MEETINGS = 0.2e-3, 16
+"""Seconds, and meetings of all ranks, by which, within a node, other algorithms must be cheaper than those whose
+repeated calls are compiled, which neither move data in groups, nor add sums, nor multiply a half. A call that is not
+compiled took 0.3 to 0.5 ms longer on 2 ranks, and 1.1 to 1.3 on 4 that shared 2 cores, where a meeting takes long."""
 WORTH = 1.03  # an operand is copied first only where other ways take this many times as long: the copy takes memory
 CLOSEST = 8  # placements that are priced for one algorithm: those with the fewest remote words
 NO_PUSHES = "MPI cannot accumulate this element type with the semiring's operation"  # why ranks cannot
@@ -116,7 +116,7 @@ class Candidate:
     @property
     def is_compiled(self) -> bool:
         """Return whether its repeated calls can be compiled ones, within a node."""
-        return self.kind != "two-sided" and self.algorithm.reproducible
+        return self.kind != "two-sided" and self.algorithm.reproducible and not self.algorithm.half
 
     def is_like(self, other: Candidate) -> bool:
         """Return whether another has the same price and placements, as one schedule has that is known by many names."""
@@ -181,9 +181,10 @@ def by_seconds(candidate: Candidate) -> tuple[bool, float]:
 def _preferred(listed: Sequence[Candidate], request: Request) -> list[Candidate]:
     """Candidates in the order in which they are taken, from that of the registry."""
     found, is_one_node = sorted(listed, key=by_seconds), request.mesh.is_one_node
+    uncompiled = UNCOMPILED + UNCOMPILED_MEETINGS * request.cost_model.machine.meet(request.mesh.size)
 
     def price(each: Candidate) -> float:
-        return inf if each.rejected else each.seconds + UNCOMPILED * (is_one_node and not each.is_compiled)
+        return inf if each.rejected else each.seconds + uncompiled * (is_one_node and not each.is_compiled)
 
     limit = min(map(price, listed)) * (CLOSE if is_one_node else 1.0)
     first = [each for each in listed if price(each) <= limit < inf]
