@@ -9,6 +9,7 @@ import numpy as np
 from rma_mm.kernels.gemm.cpu import Cpu
 from rma_mm.kernels.gemm.form import Form
 
+DEEPEST = 256  # products that one sum takes up before it is added to c, for each of its bytes: longer ones round more
 _SLACK = 64  # bytes; panels begin at a cache line, and clearing rounds up
 
 
@@ -30,16 +31,16 @@ class Blocks:
 
 def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
     """Blocks for a product of this size: equal ones, as large as the caches allow."""
-    cell_a, cell_b = form.panel_bytes("a"), form.panel_bytes("b")
-    first, second, third = cpu.caches
-    # slivers of b some 2.5 times as large as the first level: they stream from the second, and c is touched less often
-    depth = _equal(k, max(64, 5 * first // 2 // (form.columns * cell_b)), 4 * form.group)
-    rows = _equal(m, max(form.rows, second // 2 // (depth * cell_a)), form.rows)
-    columns = _equal(n, max(form.columns, min(third // 4, 8 << 20) // (depth * cell_b)), form.columns)
+    cell_a, cell_b, size = form.panel_bytes("a"), form.panel_bytes("b"), np.dtype(form.total).itemsize
+    _, second, third = cpu.caches
+    # slivers of b of a quarter of the second level, from which they stream: the longer they are, the less c is touched
+    depth = _equal(k, min(DEEPEST * size, max(64, second // 4 // (form.columns * cell_b))), 4 * form.group)
+    rows = _equal(m, max(form.rows, second // (depth * cell_a)), form.rows)
+    columns = _equal(n, max(form.columns, min(third // 2, 16 << 20) // (depth * cell_b)), form.columns)
     cells = -(-depth // form.group) * form.group
     bytes_a = -(-rows // form.rows) * form.rows * cells * cell_a
     bytes_b = -(-columns // form.columns) * (form.columns * cells * cell_b + form.head)
-    bytes_tile = form.rows * form.columns * form.planes * np.dtype(form.total).itemsize
+    bytes_tile = form.rows * form.columns * form.planes * size
     return Blocks(rows, columns, depth, *map(padded, (bytes_a, bytes_b, bytes_tile)))
 
 
