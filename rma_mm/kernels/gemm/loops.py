@@ -1,9 +1,9 @@
 """The loops around the innermost kernel: blocks of k, n and m that stay in the caches, packed into slivers.
 
-After Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), but for one thing: there a sliver
-of b stays in the first level. Here it streams from the second, as the panel of a does, and the panel of b from the third,
-so that more is summed before c is touched. Written for Numba and compiled for each form: the arguments `sums`, `left`,
-`right` and `side` say which, and hold nothing. Strides and offsets are in bytes.
+After Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), but for one thing: there a
+sliver of b stays in the first level. Here it streams from the second, as the panel of a does, so that more is summed
+before c is touched; the panel of b stays in the third. Written for Numba and compiled for each form: the arguments
+`sums`, `left`, `right` and `side` say which, and hold nothing. Strides and offsets are in bytes.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
