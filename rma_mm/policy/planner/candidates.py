@@ -115,8 +115,9 @@ class Candidate:
 
     @property
     def is_compiled(self) -> bool:
-        """Return whether its repeated calls can be compiled ones, within a node."""
-        return self.kind != "two-sided" and self.algorithm.reproducible and not self.algorithm.half
+        """Return whether its repeated calls can be compiled ones, within a node: it reads no file, among others."""
+        able = self.kind != "two-sided" and self.algorithm.reproducible and not self.algorithm.half
+        return able and not self.traffic.read
 
     def is_like(self, other: Candidate) -> bool:
         """Return whether another has the same price and placements, as one schedule has that is known by many names."""
