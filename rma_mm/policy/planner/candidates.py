@@ -182,10 +182,11 @@ def by_seconds(candidate: Candidate) -> tuple[bool, float]:
 def _preferred(listed: Sequence[Candidate], request: Request) -> list[Candidate]:
     """Candidates in the order in which they are taken, from that of the registry."""
     found, is_one_node = sorted(listed, key=by_seconds), request.mesh.is_one_node
-    uncompiled = UNCOMPILED + UNCOMPILED_MEETINGS * request.cost_model.machine.meet(request.mesh.size)
+    meeting = request.cost_model.machine.meet(request.mesh.size)
+    uncompiled = UNCOMPILED + UNCOMPILED_MEETINGS * meeting if is_one_node else 0.0
 
     def price(each: Candidate) -> float:
-        return inf if each.rejected else each.seconds + uncompiled * (is_one_node and not each.is_compiled)
+        return inf if each.rejected else each.seconds + uncompiled * (not each.is_compiled)
 
     limit = min(map(price, listed)) * (CLOSE if is_one_node else 1.0)
     first = [each for each in listed if price(each) <= limit < inf]
