@@ -124,10 +124,13 @@ def hush_interruptions() -> None:
         report(kind, error, trace)
 
     def repeat(dropped: sys.UnraisableHookArgs) -> None:
-        if issubclass(dropped.exc_type, KeyboardInterrupt):
-            threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
-        else:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
             report_dropped(dropped)
+            return
+        try:
+            threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
+        except KeyboardInterrupt:  # a second one, from mpiexec
+            repeat(dropped)
 
     sys.excepthook, sys.unraisablehook = end, repeat
 

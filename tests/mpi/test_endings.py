@@ -115,6 +115,10 @@ BODIES = {
     "own code": "import time\nwhile True:\n    time.sleep(0.01)\n",
     "a __del__": "import time\nclass Slow:\n    def __del__(self):\n        time.sleep(0.3)\n"
     "while True:\n    Slow()\n    time.sleep(0.3)\n",
+    "a __del__, twice": "import os, signal, threading, time\nstart = threading.Timer.start\n"
+    "def again(timer):\n    threading.Timer.start = start\n    os.kill(os.getpid(), signal.SIGINT)\n    start(timer)\n"
+    "threading.Timer.start = again\nclass Slow:\n    def __del__(self):\n        time.sleep(9)\n"
+    "Slow()\ntime.sleep(60)\n",
     "before a mesh": "import time, rma_mm\nrma_mm.matmul\nprint('go', flush=True)\ntime.sleep(60)\n",
 }
 
