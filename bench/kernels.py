@@ -210,7 +210,8 @@ def peak(form: Form) -> float:
     size, cells, count = types.int64, 64, 2000
     kinds_of = (SumType(form, form.total), BYTES, BYTES, BYTES, size, size, size)
     address, whole = ctypes.c_void_p, ctypes.c_int64
-    call = compiled(repeated, kinds_of, (address,) * 4 + (whole,) * 3)
+    facts = form, repeated.__code__.co_code
+    call = compiled("repeated", facts, (address,) * 4 + (whole,) * 3, lambda: (repeated, kinds_of))
     panels = [np.zeros(1 << 16, np.uint8) for _ in range(3)]
     stride = form.columns * form.planes * np.dtype(form.total).itemsize
     given = (None, *(panel.ctypes.data for panel in panels), stride, cells, count)

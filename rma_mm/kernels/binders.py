@@ -10,11 +10,12 @@ from rma_mm.kernels.product import Binder, LocalOperands, Product
 
 def bind_numba(problem: LocalOperands) -> Product:
     """Return the product by generated code. Raises: AlgorithmError if Numba cannot be imported."""
+    from rma_mm.kernels.gemm.product import bind_numba as bind_generated
+
     try:
-        from rma_mm.kernels.gemm.product import bind_numba as bind_generated
+        return bind_generated(problem)
     except ImportError as error:
         raise AlgorithmError(f"kernel 'numba' needs Numba, which cannot be imported ({error}); use 'numpy'") from None
-    return bind_generated(problem)
 
 
 KERNELS: dict[str, Binder] = {"blas": bind_blas, "numba": bind_numba, "numpy": bind_numpy}

@@ -1,4 +1,4 @@
-"""Predecessors on best paths, traced from known lengths along the edges that make them up. Importing needs Numba."""
+"""Predecessors on best paths, traced from known lengths along the edges that make them up."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
-from rma_mm.kernels.compiling import compiled
+from rma_mm.kernels.compiling import Source, compiled
 
 NONE = -9999  # the predecessor of a vertex that is not reached, and of the source: SciPy's
 WIDER = 16.0  # by how much rounding is allowed more where a vertex that has a length was not reached
@@ -40,9 +39,15 @@ def trace(
 
 @cache
 def _tracer() -> Any:
+    arguments = (*(ctypes.c_void_p,) * 7, *(ctypes.c_int64,) * 3, *(ctypes.c_double,) * 2)
+    return compiled("paths", (), arguments, _source)
+
+
+def _source() -> Source:
+    from numba import types
+
     element, index, short = types.CPointer(types.float64), types.CPointer(types.int64), types.CPointer(types.int32)
-    kinds = (element, index, index, index, element, short, index, *(types.int64,) * 3, types.float64, types.float64)
-    return compiled(_trace, kinds, (*(ctypes.c_void_p,) * 7, *(ctypes.c_int64,) * 3, *(ctypes.c_double,) * 2))
+    return _trace, (element, *(index,) * 3, element, short, index, *(types.int64,) * 3, *(types.float64,) * 2)
 
 
 def _trace(

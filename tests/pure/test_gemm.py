@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import binding
-from numba import config
 from numpy.typing import NDArray
 
 from rma_mm import kernels
@@ -258,7 +257,7 @@ def test_few_rows_of_a_batch() -> None:
     ("avx512vnni", "+avx2,+fma,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni"),
 ])
 def test_the_set_is_chosen_by_what_the_processor_has(name: str, more: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CPU_FEATURES", f"+sse2,{more}".rstrip(","))
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", f"+sse2,{more}".rstrip(","))
     found = host.__wrapped__()
     assert (found.vector_bytes, found.registers, found.dots) == SETS[name]
 
@@ -267,8 +266,8 @@ def test_the_set_is_chosen_by_what_the_processor_has(name: str, more: str, monke
 def test_products_of_bfloat16_by_one_instruction_where_it_is_fast(
     name: str, has_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "CPU_NAME", name)
-    monkeypatch.setattr(config, "CPU_FEATURES", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16")
+    monkeypatch.setenv("NUMBA_CPU_NAME", name)
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16")
     assert (BFLOATS in host.__wrapped__().dots) == has_it
 
 
@@ -365,9 +364,10 @@ def test_compiles_once_a_machine(tmp_path: Path) -> None:
     assert sorted(bool(compiled) for compiled, _ in found) == [False, False, True]
     assert {total for _, total in found} == {729}
     (kept,) = tmp_path.iterdir()
-    for file in kept.glob("*.nbc"):
+    for file in kept.glob("*.o"):
         file.write_bytes(b"not what it was")
-    assert run_program(tmp_path)[1] == 729
+    compiled, total = run_program(tmp_path)
+    assert compiled > 0 and total == 729
     nowhere = tmp_path / "file"
     nowhere.write_text("")
     assert run_program(nowhere)[1] == 729

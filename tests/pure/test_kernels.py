@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,24 @@ for name in ("int8", "uint32", "int64", "bool", "float32", "complex64", "float16
         assert np.allclose(c, a @ b, rtol=1e-2), name
 """,
         NUMBA_DISABLE_JIT="1",
+    )
+
+
+def test_numba_that_is_broken(tmp_path: Path) -> None:
+    """NumPy multiplies, also where code was compiled before Numba broke."""
+    (tmp_path / "numba").mkdir()
+    (tmp_path / "numba" / "__init__.py").write_text("raise ImportError('Numba needs another NumPy')")
+    run_python(
+        """
+import numpy as np
+from rma_mm import kernels
+a = np.ones((600, 600), np.int32)
+c = np.zeros_like(a)
+product = kernels.bind(a, a, c)
+product()
+assert product.kernel == "numpy" and (c == 600).all()
+""",
+        PYTHONPATH=str(tmp_path),
     )
 
 

@@ -5,7 +5,6 @@ Where both multiply a type, and both have been measured on this machine, the fas
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,11 +15,12 @@ from rma_mm.elements.semiring import PLUS_TIMES, Semiring
 from rma_mm.errors import AlgorithmError, nearest
 from rma_mm.kernels.blas import check_type, fits, library
 from rma_mm.kernels.choice.rates import FEW_ROWS, measured, rates, shape_class
+from rma_mm.kernels.compiling import works
 from rma_mm.kernels.gemm.form import emitted, no_code
 
 NAMES = ("blas", "numba", "numpy")  # the kernels there are
 
-COMPILE_FROM = 2**27  # m·n·k from which loading compiled code (half a second) is won back where no BLAS fits
+COMPILE_FROM = 2**27  # m·n·k from which loading compiled code, or once a machine compiling it, is worth the wait
 
 
 def choose_kernel(
@@ -36,7 +36,7 @@ def choose_kernel(
     if kernel not in ("auto", *NAMES):
         known = ", ".join(("auto", *NAMES))
         raise AlgorithmError(f"kernel {kernel!r} is unknown; {nearest(kernel, NAMES)}use one of {known}")
-    if kernel == "numba" and not _has_numba():
+    if kernel == "numba" and find_spec("numba") is None:
         raise AlgorithmError("kernel 'numba' needs Numba, which is not installed: pip install numba, or use 'numpy'")
     if kernel == "blas":
         _check_semiring(semiring)
@@ -49,35 +49,19 @@ def choose_kernel(
         if library() is None:
             return "numpy"
         return _faster(dtype if operands is None else operands, m, n, k) if worth and kernel == "auto" else "blas"
-    return "numba" if worth and has_code and _compiles() else "numpy"
+    return "numba" if worth and has_code and works() else "numpy"
 
 
 def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
     """BLAS or generated code, as was measured on this machine; BLAS where nothing was."""
     name, found = shape_class(m, n, k), rates(dtype) or {}
     is_wanted = is_half(dtype) or (name == FEW_ROWS and dtype.kind == "f")
-    if name not in found and is_wanted and _compiles():
+    if name not in found and is_wanted and works():
         found = measured(dtype, [name])
     by_kernel = found.get(name)
-    if by_kernel is None or not _compiles():  # which loads Numba, so that it is asked last
+    if by_kernel is None or not works():
         return "blas"
     return max(by_kernel, key=lambda kernel: by_kernel[kernel])
-
-
-@cache
-def _has_numba() -> bool:
-    return find_spec("numba") is not None
-
-
-def _compiles() -> bool:
-    """True if Numba is installed and not disabled."""
-    if not _has_numba():
-        return False
-    try:
-        from numba import config
-    except ImportError:  # it is broken, or too old for this NumPy
-        return False
-    return not config.DISABLE_JIT
 
 
 def _check_semiring(semiring: Semiring) -> None:

@@ -9,9 +9,9 @@ at most 7.2e-9 for float32, and 1.1e-17 for float64. No coefficient is negative:
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
-from importlib.util import find_spec
 from math import pi, sqrt
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.kernels.blas import leading
+from rma_mm.kernels.compiling import Source, compiled, works
 from rma_mm.kernels.epilogue.normal import NORMAL
 
 Array = NDArray[Any]
@@ -116,14 +117,13 @@ class _Call(partial[None]):
 @cache
 def compiled_loop(dtype: np.dtype[Any]) -> Callable[..., None] | None:
     """Return the compiled loop for `dtype`, compiled now; None if nothing can be compiled."""
-    if find_spec("numba") is None:
+    if not works():
         return None
-    try:
-        from numba import config
 
-        from rma_mm.kernels.epilogue.loops import compile_loop
-    except ImportError:  # broken, or too old for this NumPy
-        return None
-    if config.DISABLE_JIT:
-        return None
-    return compile_loop(dtype, NORMAL[dtype])
+    def source() -> Source:
+        from rma_mm.kernels.epilogue import loops
+
+        return loops.source(dtype, NORMAL[dtype])
+
+    integer, address = ctypes.c_int64, ctypes.c_void_p
+    return compiled("activations", dtype.name, (address, *(integer,) * 3, address, address, integer), source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from math import pi, sqrt
 from typing import Any
@@ -13,7 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from rma_mm.kernels.compiling import compiled
+from rma_mm.kernels.compiling import Source
 from rma_mm.kernels.epilogue.normal import Exponential, Normal
 
 Array = NDArray[Any]
@@ -41,13 +40,11 @@ def _power(context: Any, x: Any) -> Any:
 power: Any = intrinsic(_power)  # 2ⁿ, of `Exponential.magic` + n
 
 
-def compile_loop(dtype: np.dtype[Any], normal: Normal) -> Callable[..., None]:
-    """`loop`, compiled for arrays of `dtype`."""
+def source(dtype: np.dtype[Any], normal: Normal) -> Source:
+    """Return `loop`, and Numba's types of its arguments."""
     size, number = types.int64, {4: types.float32, 8: types.float64}[dtype.itemsize]
     element = types.CPointer(number)
-    kinds = (element, size, size, size, element, element, size)
-    integer, address = ctypes.c_int64, ctypes.c_void_p
-    return compiled(loop(dtype, normal), kinds, (address, integer, integer, integer, address, address, integer))
+    return loop(dtype, normal), (element, size, size, size, element, element, size)
 
 
 def loop(dtype: np.dtype[Any], normal: Normal) -> Callable[[Array, int, int, int, Array, Array, int], None]:

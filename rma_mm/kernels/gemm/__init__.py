@@ -1,4 +1,5 @@
 """Products by generated machine code, for every type and every semiring: packed panels around one kernel in registers.
 
-Nothing here is imported before such a product is wanted: Numba alone takes 80 MB.
+Only what writes the code, from `sources` and `call_steps` on, imports Numba, when code is wanted that this machine has
+not compiled before.
 """

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from rma_mm.kernels.gemm.cpu import Cpu
-from rma_mm.kernels.gemm.form import Form
+from rma_mm.kernels.gemm.form import ACROSS, ALONG, Form
 
 DEEPEST = 256  # products that one sum takes up before it is added to c, for each of its bytes: longer ones round more
+STEPS = 8
+"""Rows of b that are multiplied at once where it lies, so that sums are loaded and stored once for all of them; and how
+many rows ahead of that b is asked for."""
+SHIFT = 192  # bytes between rows of sums: rows that lie a multiple of a page apart would share lines of a cache
+SUMMED = 512  # products that one sum takes up before it is added to c: longer sums round more
 _SLACK = 64  # bytes; panels begin at a cache line, and clearing rounds up
 
 
@@ -42,6 +47,19 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
     bytes_b = -(-columns // form.columns) * (form.columns * cells * cell_b + form.head)
     bytes_tile = form.rows * form.columns * form.planes * size
     return Blocks(rows, columns, depth, *map(padded, (bytes_a, bytes_b, bytes_tile)))
+
+
+def few_blocks(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
+    """Blocks for which sums, and packed rows of a, stay in a cache while b passes."""
+    _, second, _ = cpu.caches
+    size = np.dtype(form.total).itemsize
+    rows, step = -(-m // form.rows) * form.rows, STEPS if form.in_place == ACROSS else form.grain
+    most = min(second // 4 // (rows * size), SUMMED * (form.lanes if form.in_place == ALONG else 1))
+    depth = min(-(-k // step), max(1, most // step)) * step
+    most = min(second // 2 // (rows * size), second // 4 // (STEPS * size))  # sums, and what is asked for, stay there
+    columns = min(-(-n // form.columns), max(1, most // form.columns)) * form.columns
+    sizes = rows * depth * size, rows * (columns * size + SHIFT), form.columns * (STEPS + form.rows) * size
+    return Blocks(rows, columns, depth, *map(padded, sizes))
 
 
 def padded(size: int) -> int:

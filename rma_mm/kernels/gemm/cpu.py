@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from rma_mm.kernels.compiling import processor
+
 BYTES, PAIRS, PAIRS_ADDED, BFLOATS = "vpdpbusd", "pmaddwd", "vpdpwssd", "dpbf16ps"
 """Instructions for the products of four bytes, of two 16-bit numbers (by themselves, or added to a sum), of two
 bfloat16."""
@@ -28,18 +30,12 @@ class Cpu:
 @cache
 def host() -> Cpu:
     """The core that Numba compiles for: this process's own, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say else."""
-    from llvmlite import binding
-    from numba import config
-
-    if config.CPU_FEATURES is None:
-        has = {name for name, found in binding.get_host_cpu_features().items() if found}
-    else:
-        has = {name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+")}
+    name, features = processor()
+    has = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
     vector_bytes = 64 if wide else 32 if {"avx2", "fma"} <= has else 16
     sums = "avx512vnni" if wide else "avxvnni" if vector_bytes == 32 else ""
     dots = {dot for dot, needs in ((BYTES, sums), (PAIRS_ADDED, sums), (PAIRS, "sse2")) if needs in has}
-    name = config.CPU_NAME or binding.get_host_cpu_name()
     # a Zen 4 does 1.8 times as many products by it as of float32, an Intel Xeon 0.6 times as many
     dots |= {BFLOATS} if wide and "avx512bf16" in has and name.startswith("znver") else set()
     registers = 32 if wide or "neon" in has else 16

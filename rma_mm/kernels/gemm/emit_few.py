@@ -6,12 +6,9 @@ import numpy as np
 from llvmlite import ir
 
 from rma_mm.kernels.gemm import emit
+from rma_mm.kernels.gemm.blocks import STEPS
 from rma_mm.kernels.gemm.emit import LINE, Tile, Value, at, load, type_of
 from rma_mm.kernels.gemm.form import Form
-
-STEPS = 8
-"""Rows of b that are multiplied at once, so that sums are loaded and stored once for all of them; and how many rows
-ahead of that b is asked for."""
 
 _WORD, _INDEX, _BYTE = ir.IntType(32), ir.IntType(64), ir.IntType(8)
 _MASK = 0xFFFF0000  # of a bfloat16 in the upper half of a word

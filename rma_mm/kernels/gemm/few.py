@@ -8,33 +8,12 @@ Rows of a are packed, and sums are kept, in the caches. Written for Numba and co
 
 from __future__ import annotations
 
-import numpy as np
-
-from rma_mm.kernels.gemm.blocks import Blocks, padded
-from rma_mm.kernels.gemm.cpu import Cpu
-from rma_mm.kernels.gemm.emit_few import STEPS
-from rma_mm.kernels.gemm.form import ACROSS, ALONG, Form
-from rma_mm.kernels.gemm.loops import ADDS, clear, merge
+from rma_mm.kernels.gemm.blocks import SHIFT, STEPS
+from rma_mm.kernels.gemm.form import ACROSS, ADDS, ALONG
+from rma_mm.kernels.gemm.loops import clear, merge
 from rma_mm.kernels.gemm.memory import fill, load_sum, moved, read, subroutine, tile_in_place
 
-SHIFT = 192  # bytes between rows of sums: rows that lie a multiple of a page apart would share lines of a cache
-
-SUMMED = 512  # products that one sum takes up before it is added to c: longer sums round more
-
 _compiled = subroutine()
-
-
-def few_blocks(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
-    """Blocks for which sums, and packed rows of a, stay in a cache while b passes."""
-    _, second, _ = cpu.caches
-    size = np.dtype(form.total).itemsize
-    rows, step = -(-m // form.rows) * form.rows, STEPS if form.in_place == ACROSS else form.grain
-    most = min(second // 4 // (rows * size), SUMMED * (form.lanes if form.in_place == ALONG else 1))
-    depth = min(-(-k // step), max(1, most // step)) * step
-    most = min(second // 2 // (rows * size), second // 4 // (STEPS * size))  # sums, and what is asked for, stay there
-    columns = min(-(-n // form.columns), max(1, most // form.columns)) * form.columns
-    sizes = rows * depth * size, rows * (columns * size + SHIFT), form.columns * (STEPS + form.rows) * size
-    return Blocks(rows, columns, depth, *map(padded, sizes))
 
 
 @_compiled

@@ -19,6 +19,8 @@ from rma_mm.kernels.gemm.cpu import BFLOATS, BYTES, PAIRS, PAIRS_ADDED, STEPS, C
 Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
 ACROSS, ALONG = "across", "along"
+OVERWRITES, ADDS, SCALES = 0, 1, 2
+"""Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
 _NUMBERS: tuple[np.ufunc, ...] = (np.add, np.multiply, np.minimum, np.maximum)
 _BITS: tuple[np.ufunc, ...] = (np.bitwise_or, np.bitwise_and, np.bitwise_xor)
 _OF_TRUTH: dict[np.ufunc, str] = {

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from rma_mm.kernels.gemm.form import ADDS, OVERWRITES, SCALES
 from rma_mm.kernels.gemm.memory import (
     combined,
     copy,
@@ -38,8 +39,6 @@ _compiled, _inlined = subroutine(), subroutine(inlined=True)
 
 RUN = 16
 """Steps that are packed of one sliver before the next: source and target are then read and written in long runs."""
-OVERWRITES, ADDS, SCALES = 0, 1, 2
-"""Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
 
 
 @_inlined

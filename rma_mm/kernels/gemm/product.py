@@ -14,13 +14,20 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import accumulator, is_half
 from rma_mm.elements.semiring import Semiring
 from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
-from rma_mm.kernels.compiling import compiled
-from rma_mm.kernels.gemm.blocks import Blocks, blocks_of
+from rma_mm.kernels.compiling import Source, compiled
+from rma_mm.kernels.gemm.blocks import Blocks, blocks_of, few_blocks
 from rma_mm.kernels.gemm.cpu import host
-from rma_mm.kernels.gemm.few import few_blocks, multiply_few
-from rma_mm.kernels.gemm.form import ACROSS, ALONG, Form, few_rows, form_of, takes_bytes
-from rma_mm.kernels.gemm.loops import ADDS, OVERWRITES, SCALES, least_exponents, multiply, specials
-from rma_mm.kernels.gemm.memory import BYTES, SideType, SumType
+from rma_mm.kernels.gemm.form import (
+    ACROSS,
+    ADDS,
+    ALONG,
+    OVERWRITES,
+    SCALES,
+    Form,
+    few_rows,
+    form_of,
+    takes_bytes,
+)
 from rma_mm.kernels.product import LocalOperands, Product
 from rma_mm.kernels.threads import get_threads, run_concurrently
 
@@ -44,26 +51,26 @@ Call = Callable[[], None]
 @cache
 def code(form: Form, a: str, b: str, c: str) -> Callable[..., None]:
     """Return the loops for a form, for operands and a result that are stored as these types."""
-    from numba import types
 
-    size = types.int64
-    kinds = (
-        SumType(form, c), SideType(form, "a", a), SideType(form, "b", b),
-        *(BYTES, size, size, size) * 2, BYTES, size, size, *(size,) * 4,
-        *(size,) * 5, BYTES, *(size,) * 3, BYTES, BYTES, BYTES,
-    )
-    return compiled(multiply_few if form.in_place else multiply, kinds, _ARGUMENTS)
+    def source() -> Source:
+        from rma_mm.kernels.gemm import sources
+
+        return sources.loops(form, a, b, c)
+
+    return compiled("multiply", (form, a, b, c), _ARGUMENTS, source)
 
 
 @cache
-def compiled_scan(form: Form | None, source: str) -> Callable[..., None]:
+def compiled_scan(form: Form | None, stored: str) -> Callable[..., None]:
     """`least_exponents` of bfloat16, or `specials` of elements that a form packs, compiled."""
-    from numba import types
 
-    kinds, arguments = (BYTES, *(types.int64,) * 6, BYTES), (_ADDRESS, *(_SIZE,) * 6, _ADDRESS)
-    if form is None:
-        return compiled(least_exponents, kinds, arguments)
-    return compiled(specials, (SideType(form, "a", source), *kinds), (_ADDRESS, *arguments))
+    def source() -> Source:
+        from rma_mm.kernels.gemm import sources
+
+        return sources.scan(form, stored)
+
+    arguments = _ADDRESS, *(_SIZE,) * 6, _ADDRESS
+    return compiled("scan", (form, stored), arguments if form is None else (_ADDRESS, *arguments), source)
 
 
 def storage(dtype: np.dtype[Any], ordered: bool) -> str:

@@ -37,7 +37,7 @@ from rma_mm.windows.hosts.liveness import CELLS, PRODUCT, call_name, enter_call,
 BOUND = 12  # sets of operands that a product is kept bound to
 RESULTS, SMALL = 3, 2**22  # results whose memory a plan keeps for later ones, and bytes of a rank's part at most
 VAIN = 8  # results that are kept at most while none of them is dropped
-REPEATED = 20  # executions of a plan after which the next are compiled: loading Numba takes 0.3 s
+REPEATED = 20  # executions of a plan after which the next are compiled: loading LLVM takes 0.04 s
 NEVER = -(2**62)  # executions of a plan that cannot be compiled
 LONGEST = 50e-3
 """Seconds of executions that are compiled at most. Of longer ones a call is not 2 %, where ranks share processors; of

@@ -52,9 +52,9 @@ class NodeCall:
 
         digest: of the arguments, as ranks would vote with `ballot`.
         """
-        from rma_mm.kernels.gemm import calls
+        from rma_mm.kernels.gemm import call_cells, calls
 
-        spins = calls.OWN_CORE if mesh.ranks_beside <= len(cores()) else calls.SHARED_CORE
+        spins = call_cells.OWN_CORE if mesh.ranks_beside <= len(cores()) else call_cells.SHARED_CORE
         activity = cell_address(DOING), BEGIN, MULTIPLY, END
         each: list[Product | calls.Pair] = []
         for step in steps:
@@ -63,7 +63,7 @@ class NodeCall:
         self._calls = calls.CompiledCalls(
             each, value, mesh.threads, line.address, line.others, activity, spins, BUDGET
         )
-        self._before, self._behind = calls.BEFORE, calls.BEHIND
+        self._before, self._behind = call_cells.BEFORE, call_cells.BEHIND
         self._ballot, self._group = ballot, mesh.group
 
     def __call__(self) -> bool:
