@@ -58,6 +58,26 @@ def test_repeated_products_follow_their_operands(comm: MPI.Intracomm, dtype: str
         assert mesh.metrics.tally.products == 80
 
 
+@parallel(ranks=(1, 2, 4), env=("node",))
+@pytest.mark.parametrize("rows", [45, 5])
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "int32", "int64"])
+def test_repeated_products_by_generated_code(comm: MPI.Intracomm, dtype: str, rows: int) -> None:
+    """Of two plans in turn, whose products share their scratch; one adds to its result."""
+    with SOON, Mesh(None, comm, threads=1) as mesh:
+        (A, a), (B, b) = matrix(mesh, (rows, 37), dtype, 1), matrix(mesh, (37, 90), dtype, 2)
+        (X, x), (Y, y) = matrix(mesh, (rows, 300), dtype, 3), matrix(mesh, (300, 50), dtype, 4)
+        plan, other = rma_mm.plan(A, B, mesh, kernel="numba", alpha=3), rma_mm.plan(X, Y, mesh, kernel="numba", beta=1)
+        out, total, compiled = DistMatrix.from_numpy(0 * x @ y, mesh, other.layouts["C"]), 0 * x @ y, 0
+        for n in range(20):
+            A.tile[...] += n % 3
+            a += n % 3
+            compiled += is_compiled(plan) and is_compiled(other)
+            assert np.array_equal(plan.execute(A, B).to_numpy(), 3 * a @ b)
+            total += x @ y
+            assert np.array_equal(other.execute(X, Y, out).to_numpy(), total)
+        assert compiled > 10
+
+
 @parallel(ranks=(3, 4), env=("node",))
 @pytest.mark.parametrize("layout", ["P('i', 'j')", "P('i:cyclic(3)', 'j:cyclic(2)')", "P(None, 'j+i')"])
 def test_copies_of_all_kinds_of_boxes(comm: MPI.Intracomm, layout: str) -> None:

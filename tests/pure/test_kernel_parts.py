@@ -36,22 +36,24 @@ def test_auto_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_takes_what_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each class of shapes; the 16-bit floats are measured when they are first wanted."""
+    """For each class of shapes, which is measured when a large product of it is first wanted."""
     if blas.library() is None:
         pytest.skip("there is no BLAS to choose")
-    table = {name: {"blas": 50.0, "numba": 40.0 if name.endswith("s") else 60.0} for name in rates.CLASSES}
-    for known, f2 in ((table, None), (None, table)):
+    table = {name: {"blas": 50.0, "numba": 50.5 if name.endswith("s") else 60.0} for name in rates.CLASSES}
+    for known, new in ((table, {}), (None, table)):
         monkeypatch.setattr(choice, "rates", lambda dtype, known=known: known)
-        monkeypatch.setattr(choice, "measured", lambda dtype, classes, f2=f2: {x: (f2 or {})[x] for x in classes})
+        monkeypatch.setattr(choice, "measured", lambda dtype, classes, new=new: {name: new[name] for name in classes})
         single, half = np.dtype("f4"), np.dtype("f2")
-        assert kernels.choose_kernel("auto", half, 1024, 1024, 1024) == "numba"
-        assert kernels.choose_kernel("auto", single, 1024, 1024, 1024) == ("numba" if known else "blas")
-        assert kernels.choose_kernel("auto", single, 4096, 4096, 64) == "blas"
-        assert kernels.choose_kernel("auto", single, 8, 8192, 8192) == "numba"  # measured when first wanted
+        assert kernels.choose_kernel("auto", half, 512, 512, 512) == "numba"
+        assert kernels.choose_kernel("auto", single, 2048, 2048, 2048) == "numba"
+        assert kernels.choose_kernel("auto", single, 8192, 8192, 64) == "blas"  # hardly slower
+        assert kernels.choose_kernel("auto", single, 8, 8192, 8192) == "numba"
         assert kernels.choose_kernel("auto", single, 8192, 16, 8192) == "numba"
         assert kernels.choose_kernel("auto", single, 8, 512, 512) == "blas"  # too small for that
-        said = choice.reason("numba", single, 1024, 1024, 1024)
+        assert kernels.choose_kernel("auto", single, 1023, 2048, 2048) == "blas"
+        said = choice.reason("numba", single, 2048, 2048, 2048)
         assert said == ("blas 50, numba 60 GF/s on products of this kind here" if known else "")
+        assert choice.reason("blas", single, 512, 512, 512) == ""
 
 
 @nightly

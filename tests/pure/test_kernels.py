@@ -332,15 +332,14 @@ def test_import_is_light() -> None:
     )
 
 
-def test_products_that_blas_does_load_no_numba() -> None:
-    """However large they are, where kernels were not compared."""
+def test_products_that_blas_does_load_no_compiler() -> None:
+    """As long as they are not large enough to be compared."""
     run_python(
         "import sys\n"
         "import numpy as np\n"
-        "from rma_mm.kernels.choice import choice\n"
-        "choice.rates = lambda dtype: None\n"
-        "assert choice.choose_kernel('auto', np.dtype('float32'), 4096, 4096, 4096) in ('blas', 'numpy')\n"
-        "assert not any(name.split('.')[0] == 'numba' for name in sys.modules)"
+        "from rma_mm.kernels import choose_kernel\n"
+        "assert choose_kernel('auto', np.dtype('float32'), 2048, 2048, 1023) in ('blas', 'numpy')\n"
+        "assert not {name.split('.')[0] for name in sys.modules} & {'numba', 'llvmlite'}"
     )
 
 

@@ -20,8 +20,8 @@ MOST_SECONDS = 1e6
 ABOUT = (
     "Measure this machine for the planner, store the figures, and show them. First each figure is measured by itself; "
     "then whole products are run, to which the figures are fitted. The stored figures hold for jobs with as many ranks "
-    "in the same places and as many threads. With --kernels, BLAS and generated code are also compared: from then on "
-    'kernel="auto" takes the faster of both for each type and class of shapes.'
+    "in the same places and as many threads. With --kernels, BLAS and generated code are compared for all types and "
+    'classes of shapes, of which kernel="auto" takes the faster one; else each is when a large product first needs it.'
 )
 EPILOG = """\
 examples:

@@ -1,6 +1,6 @@
 """Choose the kernel of a local product: BLAS for the types that it has, generated code for the others.
 
-Where both multiply a type, and both have been measured on this machine, the faster one does.
+Where both multiply a type, large products are done by the one that was measured to be faster on this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from rma_mm.kernels.gemm.form import emitted, no_code
 
 NAMES = ("blas", "numba", "numpy")  # the kernels there are
 
-COMPILE_FROM = 2**27  # m·n·k from which loading compiled code, or once a machine compiling it, is worth the wait
+COMPILE_FROM = 2**27  # m·n·k from which code is worth being compiled where no BLAS fits, or where BLAS packs much
+COMPARE_FROM = 2**32  # m·n·k from which it is elsewhere
+AHEAD = 1.02  # how much faster generated code must be: BLAS needs no scratch
 
 
 def choose_kernel(
@@ -48,20 +50,24 @@ def choose_kernel(
     if kernel == "blas" or (kernel == "auto" and semiring.is_arithmetic and fits(dtype)):
         if library() is None:
             return "numpy"
-        return _faster(dtype if operands is None else operands, m, n, k) if worth and kernel == "auto" else "blas"
+        return _faster(dtype if operands is None else operands, m, n, k) if kernel == "auto" else "blas"
     return "numba" if worth and has_code and works() else "numpy"
 
 
 def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
-    """BLAS or generated code, as was measured on this machine; BLAS where nothing was."""
-    name, found = shape_class(m, n, k), rates(dtype) or {}
-    is_wanted = is_half(dtype) or (name == FEW_ROWS and dtype.kind == "f")
-    if name not in found and is_wanted and works():
-        found = measured(dtype, [name])
-    by_kernel = found.get(name)
-    if by_kernel is None or not works():
+    """Return BLAS or generated code; where they are compared, as was measured on this machine, now if not before."""
+    if not (_is_compared(dtype, m, n, k) and works()):
         return "blas"
-    return max(by_kernel, key=lambda kernel: by_kernel[kernel])
+    name, found = shape_class(m, n, k), rates(dtype) or {}
+    if name not in found:
+        found = measured(dtype, [name])
+    return "numba" if found[name]["numba"] > AHEAD * found[name]["blas"] else "blas"
+
+
+def _is_compared(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:
+    """True if the kernel of a product of this type and size is the faster one of two."""
+    packs_much = is_half(dtype) or (shape_class(m, n, k) == FEW_ROWS and dtype.kind == "f")
+    return m * n * k >= (COMPILE_FROM if packs_much else COMPARE_FROM)
 
 
 def _check_semiring(semiring: Semiring) -> None:
@@ -74,7 +80,7 @@ def _check_semiring(semiring: Semiring) -> None:
 
 def reason(kernel: str, dtype: np.dtype[Any], m: int, n: int, k: int, semiring: Semiring = PLUS_TIMES) -> str:
     """Return why `kernel` was chosen for operands of type `dtype`; empty where no measurement decided."""
-    consulted = semiring.is_arithmetic and kernel != "numpy" and m * n * k >= COMPILE_FROM
+    consulted = semiring.is_arithmetic and kernel != "numpy" and _is_compared(dtype, m, n, k)
     found = (rates(dtype) or {}).get(shape_class(m, n, k)) if consulted else None
     if found is None:
         return ""

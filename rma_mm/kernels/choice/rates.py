@@ -1,8 +1,6 @@
 """Rates of BLAS and of generated code on this machine: a small table in the user's cache.
 
-The 16-bit floats, which BLAS multiplies in float32 only, and products of few rows, which BLAS packs a long matrix for,
-are measured on first use. Others of the types that BLAS has are measured by `python -m rma_mm.calibrate --kernels`, so
-that an ordinary run neither waits for it nor loads Numba.
+A class of shapes is measured when a large product of it is first wanted, or by `rma-mm calibrate --kernels`.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ def shape_class(m: int, n: int, k: int) -> str:
 
 
 def rates(dtype: np.dtype[Any]) -> Rates | None:
-    return _table().get(dtype.name)
+    return _table(get_threads()).get(dtype.name)
 
 
 def measured(dtype: np.dtype[Any], classes: Sequence[str] = CLASSES, again: bool = False) -> Rates:
@@ -65,7 +63,7 @@ def measured(dtype: np.dtype[Any], classes: Sequence[str] = CLASSES, again: bool
         wanted = [name for name in classes if again or name not in found]
         if wanted:
             found = found | {name: _measured_class(dtype, name) for name in wanted}
-            _keep(_table() | {dtype.name: found})
+            _keep(_table(get_threads()) | {dtype.name: found})
     return found
 
 
@@ -74,7 +72,7 @@ def _keep(table: dict[str, Rates]) -> None:
     folder = cache_folder()
     try:
         if folder is not None:
-            write_own(_file(folder), (json.dumps(table, indent=1) + "\n").encode())
+            write_own(_file(folder, get_threads()), (json.dumps(table, indent=1) + "\n").encode())
     except OSError:  # a full disk, or the folder is gone
         folder = None
     if folder is None:
@@ -110,13 +108,16 @@ def calls_a_second(product: Callable[[], None], seconds: float) -> float:
 
 
 @cache
-def _table() -> dict[str, Rates]:
-    """Return the rates known for this machine, by type; read once, so that a process does not change its mind."""
+def _table(threads: int) -> dict[str, Rates]:
+    """Return the rates known for this machine and so many threads, by type.
+
+    They are read once, so that a process does not change its mind.
+    """
     folder = cache_folder()
     if folder is None or _unwritten:
         return dict(_unwritten)
     try:
-        found = json.loads(read_own(_file(folder)) or b"")
+        found = json.loads(read_own(_file(folder, threads)) or b"")
         return {
             str(dtype): {name: {k: float(by[k]) for k in ("blas", "numba")} for name, by in classes.items()}
             for dtype, classes in found.items()
@@ -125,14 +126,14 @@ def _table() -> dict[str, Rates]:
         return {}
 
 
-def _file(folder: Path) -> Path:
+def _file(folder: Path, threads: int) -> Path:
     """Return one file for each processor, BLAS and number of threads."""
     import threadpoolctl
 
     used = library()
     loaded = (x for x in threadpoolctl.threadpool_info() if used is not None and x["filepath"] == used.path)
     blas: dict[str, Any] = next(loaded, {})
-    facts = (processor(), blas.get("internal_api"), blas.get("version"), blas.get("architecture"), get_threads())
+    facts = (processor(), blas.get("internal_api"), blas.get("version"), blas.get("architecture"), threads)
     return folder / ("rates-" + "-".join("".join(filter(str.isalnum, str(fact))) for fact in facts) + ".json")
 
 

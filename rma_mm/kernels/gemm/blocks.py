@@ -30,6 +30,11 @@ class Blocks:
     bytes_tile: int  # of a tile
 
     @property
+    def offsets(self) -> list[int]:
+        """Return where the two panels and the tile begin, one behind the other."""
+        return [0, self.bytes_a, self.bytes_a + self.bytes_b]
+
+    @property
     def total_bytes(self) -> int:
         return self.bytes_a + self.bytes_b + self.bytes_tile
 

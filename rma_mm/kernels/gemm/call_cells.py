@@ -8,17 +8,18 @@ OVER, BEFORE, BEHIND = range(3)
 (
     IS_DONE, STAGE, NUMBER, VALUE, ELAPSED, COPIED, MULTIPLIED, WAITED, BEGAN, ARRIVED, SECONDS,
     RANKS, STEPS, SPINS, BUDGET, THREADS, LINE, ACTIVITY, BEGINNING, MULTIPLYING, ENDING,
-    CLOCK, YIELD, MEMCPY, GET_THREADS, SET_THREADS, GEMM, SIZE,
-) = range(28)
+    SCRATCH, CLOCK, YIELD, MEMCPY, GET_THREADS, SET_THREADS, GEMM, SIZE,
+) = range(29)
 """Cells of a call's state. 1 if the call is done, 0 if it waits or another rank entered another call; stage; number and
 digest of the call; nanoseconds in total, in copies, in products and in waiting for the end; two points in time, and the
 address that the clock is read to; counts; nanoseconds to wait before that is left to the caller; threads of BLAS;
-addresses of this rank's line and of the cell that shows its activity, with three values for it; and addresses of
-functions."""
-COPY, MULTIPLY = range(2)  # kinds of steps
-ARGUMENTS = 12
-"""Whole numbers of a step, behind its kind. Of a product those that BLAS takes besides its two scalars; of a copy two
-addresses, of target and source, three counts of runs, the bytes of a run, three strides of the target and three of the
-source."""
-WIDTH = 1 + ARGUMENTS
+addresses of this rank's line and of the cell that shows its activity, with three values for it, and of scratch; and
+addresses of functions."""
+COPY, BLAS, LOOPS = range(3)  # kinds of steps: products are by BLAS or by generated code
+OF_BLAS, OF_LOOPS, PANELS = 12, 30, 3
+"""Whole numbers that products take, of BLAS besides its two scalars; and how many of the last tell where scratch is."""
+WIDTH = 2 + OF_LOOPS
+"""Whole numbers of a step. Behind its kind lie those that BLAS takes; or the address of compiled loops and what they
+take; or, of a copy, two addresses, of target and source, three counts of runs, the bytes of a run, three strides of the
+target and three of the source."""
 SHARED_CORE, OWN_CORE = 0, 2000  # looks at a line before the core is offered to others

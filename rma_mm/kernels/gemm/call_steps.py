@@ -50,7 +50,7 @@ def _gemm(context: Any, function: Any, numbers: Any, first: Any, alpha: Any, bet
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, table, at, one, two = arguments
         word = ir.IntType(64)
-        given = [builder.load(builder.gep(table, [builder.add(at, word(n))])) for n in range(cell.ARGUMENTS)]
+        given = [builder.load(builder.gep(table, [builder.add(at, word(n))])) for n in range(cell.OF_BLAS)]
         ordered = [*given[:6], one, *given[6:10], two, *given[10:]]
         kind = ir.FunctionType(ir.VoidType(), [each.type for each in ordered])
         builder.call(builder.inttoptr(address, kind.as_pointer()), ordered)
@@ -59,10 +59,26 @@ def _gemm(context: Any, function: Any, numbers: Any, first: Any, alpha: Any, bet
     return types.void(types.int64, NUMBERS, types.int64, scalar, scalar), emit
 
 
+def _loops(context: Any, table: Any, at: Any, scratch: Any) -> Any:
+    """Call compiled loops, whose address lies in front of their arguments."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        table, at, scratch = arguments
+        word = ir.IntType(64)
+        address, *given = (builder.load(builder.gep(table, [builder.add(at, word(n))])) for n in range(cell.WIDTH - 1))
+        given[-cell.PANELS :] = [builder.add(scratch, offset) for offset in given[-cell.PANELS :]]
+        kind = ir.FunctionType(ir.VoidType(), [word] * len(given))
+        builder.call(builder.inttoptr(address, kind.as_pointer()), given)
+        return context.get_dummy_value()
+
+    return types.void(NUMBERS, types.int64, types.int64), emit
+
+
 load: Any = intrinsic(_load)
 store: Any = intrinsic(_store)
 ask: Any = intrinsic(_ask)
 gemm: Any = intrinsic(_gemm)
+loops: Any = intrinsic(_loops)
 
 
 @register_jitable
@@ -117,6 +133,8 @@ def take_steps(state: Any, numbers: Any, scalars: Any) -> None:
         at = n * cell.WIDTH
         if numbers[at] == cell.COPY:
             copy(state[cell.MEMCPY], numbers, at + 1)
+        elif numbers[at] == cell.LOOPS:
+            loops(numbers, at + 1, state[cell.SCRATCH])
         else:
             gemm(state[cell.GEMM], numbers, at + 1, scalars[2 * n], scalars[2 * n + 1])
         end = now(state)

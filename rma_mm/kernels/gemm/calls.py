@@ -1,4 +1,4 @@
-"""Copies and BLAS calls between two meetings of the ranks of a node, compiled as one call.
+"""Copies and products between two meetings of the ranks of a node, compiled as one call.
 
 Ranks meet in shared memory. Each has a line of cells that it alone writes, and reads the lines of the others. A line
 says which call the rank has entered, with which digest of its arguments, and which call it has completed.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rma_mm.kernels.blas import LETTER, library
 from rma_mm.kernels.compiling import Source, compiled
 from rma_mm.kernels.gemm import call_cells as cell
+from rma_mm.kernels.gemm.product import as_words, scratch_address
 from rma_mm.kernels.product import Product
 from rma_mm.kernels.threads import GET, SET, own_function
 
@@ -36,7 +37,7 @@ Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
 class CompiledCalls:
-    """Copies and products by BLAS, compiled with the meetings before and behind them. Collective to call."""
+    """Copies and products, compiled with the meetings before and behind them. Collective to call."""
 
     def __init__(
         self, steps: Sequence[Product | Pair], value: int, threads: int, own: int, others: list[int],
@@ -54,14 +55,19 @@ class CompiledCalls:
         self._cells = state.data
         self._clock, self._lines = np.zeros(2, np.int64), np.array([*others, 0], np.int64)
         self._keep = steps  # their arrays, and complex scalars
-        dtype = _dtype_of(steps)
-        gemm = lib.gemm(dtype)
-        rows = [_numbers(step, _address(gemm)) for step in steps]
-        self._numbers = np.array([*rows, [0] * cell.WIDTH], np.int64)
+        made = [_made(step) for step in steps]
+        dtypes = {each.dtype for each in made if each.dtype is not None} or {np.dtype(np.float64)}
+        if len(dtypes) > 1:
+            raise TypeError("products by BLAS are not all of one type")
+        (dtype,) = dtypes
+        self._scratch_bytes = max((each.scratch_bytes for each in made), default=0)
+        self._numbers = np.zeros((len(made) + 1, cell.WIDTH), np.int64)
+        for row, each in zip(self._numbers, made, strict=False):
+            row[: len(each.numbers)] = each.numbers
         scalar = {"f": "float32", "d": "float64"}.get(dtype.char, "int64")
-        self._scalars = np.array([*map(_scalars, steps), (0, 0)], scalar)
+        self._scalars = np.array([*(each.scalars for each in made), (0, 0)], scalar)
         libc = ctypes.CDLL(None)
-        functions = [libc.clock_gettime, libc.sched_yield, libc.memcpy, *threading, gemm]
+        functions = [libc.clock_gettime, libc.sched_yield, libc.memcpy, *threading, lib.gemm(dtype)]
         facts = {
             cell.SECONDS: self._clock.ctypes.data, cell.RANKS: len(others), cell.STEPS: len(steps),
             cell.SPINS: spins, cell.BUDGET: budget, cell.THREADS: threads, cell.LINE: own, cell.VALUE: value,
@@ -75,6 +81,8 @@ class CompiledCalls:
     def __call__(self, number: int) -> bool:
         """Make the call of this number; False if it is not done: see `stage`."""
         self._cells[cell.NUMBER] = number
+        if self._scratch_bytes:
+            self._cells[cell.SCRATCH] = scratch_address(self._scratch_bytes)
         self._call()
         return self.is_done
 
@@ -101,23 +109,35 @@ class CompiledCalls:
         return total, copied, multiplied, waited
 
 
-def _dtype_of(steps: Sequence[Product | Pair]) -> np.dtype[Any]:
-    """Return the type of all products. Raises TypeError if there are several, or one that BLAS does not multiply."""
-    dtypes = {step.keep[0].c.dtype for step in steps if isinstance(step, Product)} or {np.dtype(np.float64)}
-    dtype: np.dtype[Any] = dtypes.pop()
-    if dtypes or dtype.char not in LETTER:
-        raise TypeError("the products are not all of one type that BLAS multiplies")
-    return dtype
+class _Made(NamedTuple):
+    """A step of a call, as the compiled code takes it."""
+
+    numbers: list[int]  # see `call_cells.WIDTH`
+    scalars: tuple[Any, Any] = (0, 0)  # alpha and beta of a product by BLAS, or their addresses if they are complex
+    dtype: np.dtype[Any] | None = None  # type of a product by BLAS
+    scratch_bytes: int = 0
 
 
-def _numbers(step: Product | Pair, gemm: int) -> list[int]:
-    """Return the kind and the arguments of a step; gemm: the address of the function that products must call."""
-    if isinstance(step, Product):
-        if _address(step.func) != gemm:
-            raise TypeError("a product is not one call of BLAS")
-        whole = [*step.args[:6], *step.args[7:11], *step.args[12:]]
-        return [cell.MULTIPLY, *(int(getattr(x, "value", None) or 0) for x in whole)]
-    target, source = step
+def _made(step: Product | Pair) -> _Made:
+    if not isinstance(step, Product):
+        return _made_copy(*step)
+    words = as_words(step)
+    if words is None:
+        return _made_blas(step)
+    loops, given, scratch_bytes = words
+    return _Made([cell.LOOPS, _address(loops), *given], scratch_bytes=scratch_bytes)
+
+
+def _made_blas(product: Product) -> _Made:
+    lib, dtype = library(), product.keep[0].c.dtype
+    if lib is None or dtype.char not in LETTER or _address(product.func) != _address(lib.gemm(dtype)):
+        raise TypeError("a product is not one call of BLAS, or of compiled loops")
+    whole, given = [*product.args[:6], *product.args[7:11], *product.args[12:]], (product.args[6], product.args[11])
+    one, two = (getattr(x, "value", None) if hasattr(x, "value") else ctypes.addressof(x) for x in given)
+    return _Made([cell.BLAS, *(int(getattr(x, "value", None) or 0) for x in whole)], (one, two), dtype)
+
+
+def _made_copy(target: NDArray[Any], source: NDArray[Any]) -> _Made:
     if target.dtype != source.dtype:
         raise TypeError("a copy casts")
     if target.strides[-1] > target.strides[-2]:
@@ -128,16 +148,7 @@ def _numbers(step: Product | Pair, gemm: int) -> list[int]:
         raise TypeError("a copy is not of runs")
     run = target.shape[3] * target.itemsize
     addresses = target.ctypes.data, source.ctypes.data
-    return [cell.COPY, *addresses, *target.shape[:3], run, *target.strides[:3], *source.strides[:3]]
-
-
-def _scalars(step: Product | Pair) -> tuple[Any, Any]:
-    """Return alpha and beta of a product, or their addresses if they are complex."""
-    if not isinstance(step, Product):
-        return 0, 0
-    given = step.args[6], step.args[11]
-    one, two = (getattr(x, "value", None) if hasattr(x, "value") else ctypes.addressof(x) for x in given)
-    return one, two
+    return _Made([cell.COPY, *addresses, *target.shape[:3], run, *target.strides[:3], *source.strides[:3]])
 
 
 def _address(function: Any) -> int:

@@ -16,6 +16,7 @@ from rma_mm.elements.semiring import Semiring
 from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
 from rma_mm.kernels.compiling import Source, compiled
 from rma_mm.kernels.gemm.blocks import Blocks, blocks_of, few_blocks
+from rma_mm.kernels.gemm.call_cells import PANELS
 from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import (
     ACROSS,
@@ -35,7 +36,7 @@ _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _OPERAND = (_ADDRESS, _SIZE, _SIZE, _SIZE)
 _ARGUMENTS = (
     *(_ADDRESS,) * 3, *_OPERAND, *_OPERAND, _ADDRESS, _SIZE, _SIZE, *(_SIZE,) * 4,
-    *(_SIZE,) * 5, _ADDRESS, *(_SIZE,) * 3, *(_ADDRESS,) * 3,
+    *(_SIZE,) * 5, _ADDRESS, *(_SIZE,) * 3, *(_ADDRESS,) * PANELS,
 )
 FEW = 32  # rows of a product up to which the other operand is read where it lies
 WORTH = 1 << 20  # multiply-adds from which a thread of its own pays
@@ -227,7 +228,7 @@ def _with(
         _address(a), *a.strides[-2:], conj_a, _address(b), *b.strides[-2:], conj_b, _address(c), *c.strides[-2:],
         *_steps(a, b, c), m, n, k, mode, int(alpha == 1), _address(scalars), blocks.m, blocks.n, blocks.k,
     )
-    given = [kind(value) for kind, value in zip(_ARGUMENTS[:-3], values, strict=True)]
+    given = [kind(value) for kind, value in zip(_ARGUMENTS[:-PANELS], values, strict=True)]
     return partial(_run, loops, given, blocks, (a, b, c, scalars))
 
 
@@ -241,9 +242,24 @@ def _address(x: Array) -> int:
 
 def _run(loops: Callable[..., None], given: list[Any], blocks: Blocks, _: object) -> None:
     """Call the loops with this thread's scratch. The last argument is what must not be freed before."""
-    base = _address(_scratch.take(blocks.total_bytes))
-    second = base + blocks.bytes_a
-    loops(*given, base, second, second + blocks.bytes_b)
+    base = scratch_address(blocks.total_bytes)
+    loops(*given, *(base + offset for offset in blocks.offsets))
+
+
+def scratch_address(nbytes: int) -> int:
+    """Return where so much of this thread's scratch lies, until it takes more of it."""
+    return _address(_scratch.take(nbytes))
+
+
+def as_words(product: Product) -> tuple[Callable[..., None], list[int], int] | None:
+    """Return a product as one call of compiled loops: these, their arguments, and the bytes of scratch; else None.
+
+    The last `PANELS` arguments are relative to the scratch.
+    """
+    if product.func is not _run:
+        return None
+    loops, given, blocks, _ = product.args
+    return loops, [each.value or 0 for each in given] + blocks.offsets, blocks.total_bytes
 
 
 def _choose(a: Array, b: Array, form: Form, fast: Call, careful: Call) -> None:

@@ -19,7 +19,7 @@ from rma_mm.errors import OptionError, quoted
 from rma_mm.flavours import find_flavour
 from rma_mm.geometry.shares import relative, speeds_problem
 from rma_mm.kernels import choose_kernel
-from rma_mm.kernels.threads import threads_per_rank
+from rma_mm.kernels.threads import threads_per_rank, using_threads
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL, Machine
 from rma_mm.policy.planner.candidates import Each, Request, default_mesh, needs_pricing
@@ -82,7 +82,8 @@ def best_grid(
     node_of = node_map(comm)
     threads = threads_per_rank(ranks_beside(comm, node_of), threads)
     summed = accumulator(np.dtype(dtype))
-    kernel = comm.bcast(choose_kernel("auto", summed, *shape))
+    with using_threads(threads):
+        kernel = comm.bcast(choose_kernel("auto", summed, *shape))
     with agreed(comm, "mesh", shape=shape, algorithm=algorithm, speeds=speeds, window=window):
         if speeds is not None and (wrong := speeds_problem(speeds, comm.size)):
             raise OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
