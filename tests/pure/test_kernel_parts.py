@@ -194,7 +194,7 @@ def test_matmul_refuses() -> None:
 
 def test_scratch_bytes() -> None:
     f4, f2, i4 = (np.dtype(t) for t in ("f4", "f2", "i4"))
-    assert kernels.scratch_bytes(2048, 2048, 2048, f4, f4, f4) == 0
+    assert kernels.scratch_bytes(2048, 2048, 2048, f4, f4, f4, "blas") == 0
     most = 18 * threads.get_threads() << 20
     assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, f2, f2, f4, "blas") <= (8 << 20) + (64 << 10)
     assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, f2, f2, f4, "numba") <= most
