@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import os
 import struct
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -88,7 +89,7 @@ def _tools() -> str:
     found = find_spec("numba")
     versions = Path(found.origin or "").with_name("_version.py") if found else Path()
     with suppress(OSError):
-        facts = versions.read_bytes(), llvmlite.__version__, np.__version__, processor()
+        facts = sys.version_info[:2], np.__version__, llvmlite.__version__, versions.read_bytes(), processor()
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return f"numba{os.getpid()}"  # a version that is not known: nothing that is kept fits
 
