@@ -42,6 +42,7 @@ def test_auto_takes_what_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPat
     table = {name: {"blas": 50.0, "numba": 50.5 if name.endswith("s") else 60.0} for name in rates.CLASSES}
     for known, new in ((table, {}), (None, table)):
         monkeypatch.setattr(choice, "rates", lambda dtype, known=known: known)
+        monkeypatch.delenv("RMA_MM_MACHINE", raising=False)
         monkeypatch.setattr(choice, "measured", lambda dtype, classes, new=new: {name: new[name] for name in classes})
         single, half = np.dtype("f4"), np.dtype("f2")
         assert kernels.choose_kernel("auto", half, 512, 512, 512) == "numba"
@@ -54,6 +55,22 @@ def test_auto_takes_what_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPat
         said = choice.reason("numba", single, 2048, 2048, 2048)
         assert said == ("blas 50, numba 60 GF/s on products of this kind here" if known else "")
         assert choice.reason("blas", single, 512, 512, 512) == ""
+
+
+@pytest.mark.parametrize(("folder", "machine"), [(None, ""), (Path("/"), "typical"), (Path("/"), "")])
+def test_what_blas_does_well_is_compared_where_that_can_be_kept(
+    folder: Path | None, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And if the user has not named a machine to plan for."""
+    if blas.library() is None:
+        pytest.skip("there is no BLAS to choose")
+    monkeypatch.setattr(choice, "rates", lambda dtype: None)
+    monkeypatch.setattr(choice, "measured", lambda dtype, classes: {classes[0]: {"blas": 1.0, "numba": 2.0}})
+    monkeypatch.setattr(choice, "cache_folder", lambda: folder)
+    monkeypatch.setenv("RMA_MM_MACHINE", machine)
+    expected = "numba" if folder and not machine else "blas"
+    assert kernels.choose_kernel("auto", np.dtype("f4"), 2048, 2048, 2048) == expected
+    assert kernels.choose_kernel("auto", np.dtype("f2"), 2048, 2048, 2048) == "numba"
 
 
 @nightly

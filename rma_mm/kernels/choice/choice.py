@@ -5,6 +5,7 @@ Where both multiply a type, large products are done by the one that was measured
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +15,7 @@ from rma_mm.elements.dtypes import is_half
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring
 from rma_mm.errors import AlgorithmError, nearest
 from rma_mm.kernels.blas import check_type, fits, library
+from rma_mm.kernels.cache import cache_folder
 from rma_mm.kernels.choice.rates import FEW_ROWS, measured, rates, shape_class
 from rma_mm.kernels.compiling import works
 from rma_mm.kernels.gemm.form import emitted, no_code
@@ -55,19 +57,29 @@ def choose_kernel(
 
 
 def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
-    """Return BLAS or generated code; where they are compared, as was measured on this machine, now if not before."""
+    """Return BLAS or generated code: of products that are compared, the faster one on this machine.
+
+    That is measured if it is not known, but for what BLAS does well only where it can be kept, and no machine is named.
+    """
     if not (_is_compared(dtype, m, n, k) and works()):
         return "blas"
     name, found = shape_class(m, n, k), rates(dtype) or {}
     if name not in found:
+        may_wait = cache_folder() is not None and not os.environ.get("RMA_MM_MACHINE")
+        if not (_packs_much(dtype, m, n, k) or may_wait):
+            return "blas"
         found = measured(dtype, [name])
     return "numba" if found[name]["numba"] > AHEAD * found[name]["blas"] else "blas"
 
 
 def _is_compared(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:
     """True if the kernel of a product of this type and size is the faster one of two."""
-    packs_much = is_half(dtype) or (shape_class(m, n, k) == FEW_ROWS and dtype.kind == "f")
-    return m * n * k >= (COMPILE_FROM if packs_much else COMPARE_FROM)
+    return m * n * k >= (COMPILE_FROM if _packs_much(dtype, m, n, k) else COMPARE_FROM)
+
+
+def _packs_much(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:
+    """True if BLAS must convert the operands of a product, or packs a long one for a few rows."""
+    return is_half(dtype) or (shape_class(m, n, k) == FEW_ROWS and dtype.kind == "f")
 
 
 def _check_semiring(semiring: Semiring) -> None:
