@@ -31,8 +31,8 @@ WRONG = 4
 """Exit code where a product came out wrong, as of `rma_mm.run`."""
 NAP = 0.02
 """Seconds between two looks at who has arrived."""
-SETTLE = 0.1
-"""Seconds before each sample: OpenBLAS's threads spin for about 30 ms after their last product."""
+SETTLE = 0.15
+"""Seconds before each sample: OpenBLAS's threads spin for 2²⁸ cycles, or 0.1 s, after their last product."""
 
 
 # -- clocks ---------------------------------------------------------------------------------------

@@ -325,6 +325,16 @@ assert product.kernel == "numpy" and (c == 600).all()
     )
 
 
+@pytest.mark.skipif(len(threads.cores()) < 2, reason="there is one core")
+def test_threads_of_a_product_keep_off_the_core_of_the_caller() -> None:
+    """Which is some core; the caller's own may have changed since."""
+    found: list[frozenset[int]] = []
+    for _ in range(3):
+        threads.run_concurrently([lambda: found.append(threads.cores()), lambda: time.sleep(0.01)])
+    assert all(each < threads.cores() and len(each) == len(threads.cores()) - 1 for each in found[1:])
+    assert threads.cores() == frozenset(os.sched_getaffinity(0))
+
+
 def test_import_is_light() -> None:
     run_python(
         "import sys, rma_mm.kernels, rma_mm.kernels.threads\n"

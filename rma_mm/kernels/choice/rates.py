@@ -26,8 +26,8 @@ from rma_mm.kernels.threads import get_threads
 SMALL, LARGE, LIMIT = 96, 768, 256  # extents at which both are measured, and up to which an extent counts as small
 FEW, FEWEST = 16, 8  # rows, or columns, of c that are few, and how many are measured
 SECONDS, TIMES = 0.01, 5  # for how long each product is repeated, and how often: the median counts
-SETTLE = 0.04
-"""Seconds before a sample: the threads of OpenBLAS go on spinning for about 30 ms after their last product."""
+SETTLE = 0.15
+"""Seconds before a sample: the threads of OpenBLAS spin for 2²⁸ cycles, or 0.1 s, after their last product."""
 FEW_ROWS = "few"
 CLASSES = (*map("".join, product("sl", repeat=3)), FEW_ROWS)
 """The classes of shapes: which of m, n, k are small and which large, or a c of few rows, or of few columns."""
@@ -92,7 +92,7 @@ def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
     samples: dict[str, list[float]] = {kernel: [] for kernel in calls}
     for _ in range(TIMES):
         for kernel, call in calls.items():
-            time.sleep(SETTLE if get_threads() > 1 else 0)
+            time.sleep(SETTLE if get_threads() > 1 and kernel != "blas" else 0)
             samples[kernel].append(calls_a_second(call, SECONDS))
     work = 2e-9 * m * n * k * (4 if dtype.kind == "c" else 1)
     return {kernel: work * float(np.median(found)) for kernel, found in samples.items()}
