@@ -58,9 +58,14 @@ def compiled(name: str, facts: object, arguments: tuple[Any, ...], source: Calla
 
 
 @cache
+def is_installed() -> bool:
+    return find_spec("numba") is not None
+
+
+@cache
 def works() -> bool:
     """True if Numba is there, is not switched off, and is not broken, as it is where it is too old for this NumPy."""
-    if find_spec("numba") is None or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+    if not is_installed() or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return False
     folder = cache_folder()
     if folder is not None and any(folder.glob(f"{_tools()}-*")):  # it has compiled here
@@ -87,11 +92,10 @@ def _tools() -> str:
     import llvmlite
 
     found = find_spec("numba")
-    versions = Path(found.origin or "").with_name("_version.py") if found else Path()
-    with suppress(OSError):
-        facts = sys.version_info[:2], np.__version__, llvmlite.__version__, versions.read_bytes(), processor()
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    return f"numba{os.getpid()}"  # a version that is not known: nothing that is kept fits
+    told = Path((found and found.origin) or "numba").with_name("_version.py")  # importing Numba would take too long
+    version = told.read_bytes() if told.exists() else b""
+    facts = sys.version_info[:2], np.__version__, llvmlite.__version__, version, processor()
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _file_of(name: str, facts: object) -> Path | None:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,8 @@ def run_concurrently(calls: Sequence[Callable[[], object]]) -> None:
     pool, threads = _pool(max(len(calls) - 1, 1))
     if hasattr(os, "sched_setaffinity") and (free := cores() - {ctypes.CDLL(None).sched_getcpu()}):
         for thread in threads:
-            os.sched_setaffinity(thread, free)
+            with suppress(OSError):  # the cores of this process may just have changed
+                os.sched_setaffinity(thread, free)
     others = [pool.submit(call) for call in calls[:-1]]
     calls[-1]()
     for other in others:

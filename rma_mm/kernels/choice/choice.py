@@ -6,7 +6,6 @@ Where both multiply a type, large products are done by the one that was measured
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from rma_mm.errors import AlgorithmError, nearest
 from rma_mm.kernels.blas import check_type, fits, library
 from rma_mm.kernels.cache import cache_folder
 from rma_mm.kernels.choice.rates import FEW_ROWS, measured, rates, shape_class
-from rma_mm.kernels.compiling import works
+from rma_mm.kernels.compiling import is_installed, works
 from rma_mm.kernels.gemm.form import emitted, no_code
 
 NAMES = ("blas", "numba", "numpy")  # the kernels there are
@@ -40,7 +39,7 @@ def choose_kernel(
     if kernel not in ("auto", *NAMES):
         known = ", ".join(("auto", *NAMES))
         raise AlgorithmError(f"kernel {kernel!r} is unknown; {nearest(kernel, NAMES)}use one of {known}")
-    if kernel == "numba" and find_spec("numba") is None:
+    if kernel == "numba" and not is_installed():
         raise AlgorithmError("kernel 'numba' needs Numba, which is not installed: pip install numba, or use 'numpy'")
     if kernel == "blas":
         _check_semiring(semiring)
