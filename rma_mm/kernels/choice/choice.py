@@ -60,15 +60,14 @@ def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
 
     That is measured if it is not known, but for what BLAS does well only where it can be kept, and no machine is named.
     """
-    if not (_is_compared(dtype, m, n, k) and works()):
+    if not _is_compared(dtype, m, n, k):
         return "blas"
     name, found = shape_class(m, n, k), rates(dtype) or {}
-    if name not in found:
-        may_wait = cache_folder() is not None and not os.environ.get("RMA_MM_MACHINE")
-        if not (_packs_much(dtype, m, n, k) or may_wait):
-            return "blas"
-        found = measured(dtype, [name])
-    return "numba" if found[name]["numba"] > AHEAD * found[name]["blas"] else "blas"
+    may_wait = cache_folder() is not None and not os.environ.get("RMA_MM_MACHINE")
+    if (name not in found and not may_wait and not _packs_much(dtype, m, n, k)) or not works():
+        return "blas"
+    by_kernel = (found if name in found else measured(dtype, [name]))[name]
+    return "numba" if by_kernel["numba"] > AHEAD * by_kernel["blas"] else "blas"
 
 
 def _is_compared(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:
