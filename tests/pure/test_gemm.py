@@ -22,13 +22,16 @@ from numpy.typing import NDArray
 
 from rma_mm import kernels
 from rma_mm.elements.dtypes import BFLOAT16, accumulator
-from rma_mm.elements.semiring import SEMIRINGS
+from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.kernels import cache
 from rma_mm.kernels.gemm import product
+from rma_mm.kernels.gemm.blocks import blocks_of
 from rma_mm.kernels.gemm.cpu import BFLOATS, PAIRS, PAIRS_ADDED, Cpu, host
 from rma_mm.kernels.gemm.cpu import BYTES as BYTE_DOTS
+from rma_mm.kernels.gemm.form import form_of
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads, set_threads
+from rma_mm.runtime.verification.floats import BLOCK_TERMS
 from tests.thorough import nightly, usually
 
 TINY = (1 << 9, 1 << 11, 1 << 12)
@@ -238,6 +241,17 @@ def test_few_rows_round_no_more_than_others(turn: Any) -> None:
     a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((8, 20000), (20000, 200)))
     off = times(a, turn(b), np.empty((8, 200), np.float32)) - a.astype(np.float64) @ b.astype(np.float64)
     assert np.sqrt((off**2).mean()) < 4e-5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128", "float16"])
+def test_sums_are_no_longer_than_checks_take_for_granted(dtype: str) -> None:
+    """For any k, with caches of any size."""
+    of = np.dtype(dtype)
+    for caches in (TINY, (1 << 15, 1 << 20, 1 << 25), (1 << 16, 1 << 22, 1 << 26)):
+        cpu = replace(host(), caches=caches)
+        form = form_of(PLUS_TIMES, of, of, accumulator(of), cpu, False)
+        for k in (1, 300, 513, 700, 1023, 1700, 4096, 65536):
+            assert blocks_of(form, 2000, 2000, k, cpu).k * form.planes <= BLOCK_TERMS
 
 
 def test_few_rows_of_a_batch() -> None:
