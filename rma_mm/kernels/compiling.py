@@ -77,7 +77,7 @@ def works() -> bool:
     return True
 
 
-def processor() -> tuple[str, str]:
+def compiled_for() -> tuple[str, str]:
     """Return the name and the features of the processor that is compiled for, as LLVM and Numba write them."""
     from llvmlite import binding
 
@@ -94,7 +94,7 @@ def _tools() -> str:
     found = find_spec("numba")
     told = Path((found and found.origin) or "numba").with_name("_version.py")  # importing Numba would take too long
     version = told.read_bytes() if told.exists() else b""
-    facts = sys.version_info[:2], np.__version__, llvmlite.__version__, version, processor()
+    facts = sys.version_info[:2], np.__version__, llvmlite.__version__, version, compiled_for()
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 

@@ -1,5 +1,7 @@
 """Cells of the memory that a compiled call works on: lines by which ranks meet, its state, and its steps."""
 
+from rma_mm.kernels.gemm.product import ARGUMENTS
+
 ENTERED, DIGEST, COMPLETED = range(3)
 """Cells of a line: twice the number of the call, plus one if the rank waits here and not in MPI; the digest of its
 arguments; the number of the last call whose work it has done."""
@@ -16,9 +18,8 @@ address that the clock is read to; counts; nanoseconds to wait before that is le
 addresses of this rank's line and of the cell that shows its activity, with three values for it, and of scratch; and
 addresses of functions."""
 COPY, BLAS, LOOPS = range(3)  # kinds of steps: products are by BLAS or by generated code
-OF_BLAS, OF_LOOPS, PANELS = 12, 30, 3
-"""Whole numbers that products take, of BLAS besides its two scalars; and how many of the last tell where scratch is."""
-WIDTH = 2 + OF_LOOPS
+OF_BLAS = 12  # whole numbers that a product by BLAS takes besides its two scalars
+WIDTH = 2 + len(ARGUMENTS)
 """Whole numbers of a step. Behind its kind lie those that BLAS takes; or the address of compiled loops and what they
 take; or, of a copy, two addresses, of target and source, three counts of runs, the bytes of a run, three strides of the
 target and three of the source."""

@@ -10,6 +10,7 @@ from numba.extending import intrinsic, register_jitable
 
 from rma_mm.kernels.compiling import Source
 from rma_mm.kernels.gemm import call_cells as cell
+from rma_mm.kernels.gemm.blocks import PANELS
 
 MONOTONIC = 1  # clock that perf_counter_ns reads, on Linux
 NUMBERS = types.CPointer(types.int64)
@@ -66,7 +67,7 @@ def _loops(context: Any, table: Any, at: Any, scratch: Any) -> Any:
         table, at, scratch = arguments
         word = ir.IntType(64)
         address, *given = (builder.load(builder.gep(table, [builder.add(at, word(n))])) for n in range(cell.WIDTH - 1))
-        given[-cell.PANELS :] = [builder.add(scratch, offset) for offset in given[-cell.PANELS :]]
+        given[-PANELS :] = [builder.add(scratch, offset) for offset in given[-PANELS :]]
         kind = ir.FunctionType(ir.VoidType(), [word] * len(given))
         builder.call(builder.inttoptr(address, kind.as_pointer()), given)
         return context.get_dummy_value()

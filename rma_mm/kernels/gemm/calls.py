@@ -46,7 +46,7 @@ class CompiledCalls:
         """Compile, or load what was compiled. Local. Raises TypeError for steps that are others than such.
 
         value: the digest of the arguments. own, others: addresses of the lines of this rank and of all others.
-        activity: see `ACTIVITY`. spins: looks before the core is offered to others. budget: nanoseconds to wait.
+        activity: see `call_cells.ACTIVITY`. spins: looks before the core is offered to others. budget: nanoseconds to wait.
         """
         lib, threading = library(), (own_function(GET), own_function(SET))
         if lib is None or None in threading:
@@ -81,16 +81,20 @@ class CompiledCalls:
     def __call__(self, number: int) -> bool:
         """Make the call of this number; False if it is not done: see `stage`."""
         self._cells[cell.NUMBER] = number
-        if self._scratch_bytes:
-            self._cells[cell.SCRATCH] = scratch_address(self._scratch_bytes)
-        self._call()
+        self._go()
         return self.is_done
 
     def go_on(self) -> bool:
         """Look once whether the ranks that it waits for have come, and go on if so; True if it waits no longer so."""
         before = self.stage
-        self._call()
+        self._go()
         return self.stage != before
+
+    def _go(self) -> None:
+        """Run the code, with scratch that nothing has replaced while the call waited."""
+        if self._scratch_bytes:
+            self._cells[cell.SCRATCH] = scratch_address(self._scratch_bytes)
+        self._call()
 
     @property
     def stage(self) -> int:

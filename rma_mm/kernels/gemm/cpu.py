@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rma_mm.kernels.compiling import processor
+from rma_mm.kernels.compiling import compiled_for
 
 BYTES, PAIRS, PAIRS_ADDED, BFLOATS = "vpdpbusd", "pmaddwd", "vpdpwssd", "dpbf16ps"
 """Instructions for the products of four bytes, of two 16-bit numbers (by themselves, or added to a sum), of two
@@ -30,7 +30,7 @@ class Cpu:
 @cache
 def host() -> Cpu:
     """The core that Numba compiles for: this process's own, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say else."""
-    name, features = processor()
+    name, features = compiled_for()
     has = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
     vector_bytes = 64 if wide else 32 if {"avx2", "fma"} <= has else 16

@@ -15,8 +15,7 @@ from rma_mm.elements.dtypes import accumulator, is_half
 from rma_mm.elements.semiring import Semiring
 from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
 from rma_mm.kernels.compiling import Source, compiled
-from rma_mm.kernels.gemm.blocks import Blocks, blocks_of, few_blocks
-from rma_mm.kernels.gemm.call_cells import PANELS
+from rma_mm.kernels.gemm.blocks import PANELS, Blocks, blocks_of, few_blocks
 from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import (
     ACROSS,
@@ -34,10 +33,11 @@ from rma_mm.kernels.threads import get_threads, run_concurrently
 
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _OPERAND = (_ADDRESS, _SIZE, _SIZE, _SIZE)
-_ARGUMENTS = (
+ARGUMENTS = (
     *(_ADDRESS,) * 3, *_OPERAND, *_OPERAND, _ADDRESS, _SIZE, _SIZE, *(_SIZE,) * 4,
     *(_SIZE,) * 5, _ADDRESS, *(_SIZE,) * 3, *(_ADDRESS,) * PANELS,
 )
+"""Types of what compiled loops are called with; the last tell where scratch is."""
 FEW = 32  # rows of a product up to which the other operand is read where it lies
 WORTH = 1 << 20  # multiply-adds from which a thread of its own pays
 _MARGIN = 1 << 10  # bytes; alignment
@@ -58,7 +58,7 @@ def code(form: Form, a: str, b: str, c: str) -> Callable[..., None]:
 
         return sources.loops(form, a, b, c)
 
-    return compiled("multiply", (form, a, b, c), _ARGUMENTS, source)
+    return compiled("multiply", (form, a, b, c), ARGUMENTS, source)
 
 
 @cache
@@ -228,7 +228,7 @@ def _with(
         _address(a), *a.strides[-2:], conj_a, _address(b), *b.strides[-2:], conj_b, _address(c), *c.strides[-2:],
         *_steps(a, b, c), m, n, k, mode, int(alpha == 1), _address(scalars), blocks.m, blocks.n, blocks.k,
     )
-    given = [kind(value) for kind, value in zip(_ARGUMENTS[:-PANELS], values, strict=True)]
+    given = [kind(value) for kind, value in zip(ARGUMENTS[:-PANELS], values, strict=True)]
     return partial(_run, loops, given, blocks, (a, b, c, scalars))
 
 
