@@ -46,7 +46,7 @@ class CompiledCalls:
         """Compile, or load what was compiled. Local. Raises TypeError for steps that are others than such.
 
         value: the digest of the arguments. own, others: addresses of the lines of this rank and of all others.
-        activity: see `call_cells.ACTIVITY`. spins: looks before the core is offered to others. budget: nanoseconds to wait.
+        activity: see `call_cells`. spins: looks before the core is offered to others. budget: nanoseconds to wait.
         """
         lib, threading = library(), (own_function(GET), own_function(SET))
         if lib is None or None in threading:
