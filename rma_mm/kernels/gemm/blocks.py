@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rma_mm.kernels.gemm.cpu import Cpu
-from rma_mm.kernels.gemm.form import ACROSS, ALONG, Form
+from rma_mm.kernels.gemm.form import ACROSS, ALONG, SUMMED, Form
 
-SUMMED = 512  # products of floats that one sum takes up before it is added to c, as in BLAS: longer sums round more
 STEPS = 8
 """Rows of b that are multiplied at once where it lies, so that sums are loaded and stored once for all of them; and how
 many rows ahead of that b is asked for."""
+ROWS = 128  # of a panel of a, at least: as often is a sliver of b used that was loaded
 SHIFT = 192  # bytes between rows of sums: rows that lie a multiple of a page apart would share lines of a cache
 PANELS = 3  # what lies in scratch: a panel of a, one of b, and a tile
 _SLACK = 64  # bytes; panels begin at a cache line, and clearing rounds up
@@ -44,8 +44,8 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
     cell_a, cell_b, size = form.panel_bytes("a"), form.panel_bytes("b"), np.dtype(form.total).itemsize
     _, second, third = cpu.caches
     # slivers of b of a quarter of the second level, from which they stream: the longer they are, the less c is touched
-    usual, most = max(64, second // 4 // (form.columns * cell_b)), SUMMED // form.planes
-    depth = _equal(k, usual, 4 * form.group, most if np.dtype(form.total).kind == "f" else k)
+    usual = min(second // 4 // (form.columns * cell_b), second // (ROWS * cell_a))
+    depth = _equal(k, max(64, usual), 4 * form.group)
     rows = _equal(m, max(form.rows, second // (depth * cell_a)), form.rows)
     columns = _equal(n, max(form.columns, min(third // 2, 16 << 20) // (depth * cell_b)), form.columns)
     cells = -(-depth // form.group) * form.group
@@ -73,11 +73,8 @@ def padded(size: int) -> int:
     return (1 + -(-size // _SLACK)) * _SLACK
 
 
-def _equal(extent: int, usual: int, unit: int, most: int | None = None) -> int:
-    """Return the length of equal parts of an extent, up to half as long again as `usual`, in multiples of `unit`.
-
-    most: what they must not exceed, a multiple of `unit`.
-    """
-    parts = max(1, (2 * extent + usual) // (2 * usual), -(-extent // (most or extent)))
+def _equal(extent: int, usual: int, unit: int) -> int:
+    """Return the length of equal parts of an extent, up to half as long again as `usual`, in multiples of `unit`."""
+    parts = max(1, (2 * extent + usual) // (2 * usual))
     length = -(-extent // parts)
     return -(-length // unit) * unit

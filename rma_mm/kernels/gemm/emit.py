@@ -172,10 +172,50 @@ class Tile:
                 self.store(sums, combines=False)
 
     def summed(self, depth: Value) -> list[Value]:
-        """Return the sums after all steps."""
-        whole = self.builder.and_(depth, _INDEX(~(UNROLLED - 1)))
-        sums = self.loop(self.begun(), _INDEX(0), whole, UNROLLED)
-        return self.loop(sums, whole, depth, 1)
+        """Return the sums after all steps: after every `Form.summed` of them they are added to others, in the stack."""
+        builder, form, most = self.builder, self.form, self.form.summed
+        if not most:
+            return self.between(_INDEX(0), depth)
+        count = form.rows * self.vectors * form.planes
+        with builder.goto_entry_block():
+            total = builder.alloca(self.vector, count)
+        places = [builder.gep(total, [_INDEX(s)]) for s in range(count)]
+        is_long = builder.icmp_unsigned(">", depth, _INDEX(most))
+        with builder.if_then(is_long):
+            for place in places:
+                builder.store(ir.Constant(self.vector, None), place)
+        before, body, done = builder.block, *(builder.append_basic_block(name) for name in ("some", "summed"))
+        builder.branch(body)
+        builder.position_at_end(body)
+        first = builder.phi(_INDEX)
+        first.add_incoming(_INDEX(0), before)
+        following = builder.add(first, _INDEX(most))
+        is_last = builder.icmp_unsigned(">=", following, depth)
+        sums = self.between(first, builder.select(is_last, depth, following))
+        outside = builder.block
+        with builder.if_then(is_long):
+            added = [combine(builder, form, builder.load(at), value) for at, value in zip(places, sums, strict=True)]
+            for place, value in zip(places, added, strict=True):
+                builder.store(value, place)
+            inside = builder.block
+        totals = [self.merged((value, outside), (more, inside)) for value, more in zip(sums, added, strict=True)]
+        first.add_incoming(following, builder.block)
+        builder.cbranch(is_last, done, body)
+        builder.position_at_end(done)
+        return totals
+
+    def merged(self, *ways: tuple[Value, ir.Block]) -> Value:
+        """Return the value that belongs to the block from which this one is entered."""
+        phi = self.builder.phi(self.vector)
+        for value, block in ways:
+            phi.add_incoming(value, block)
+        return phi
+
+    def between(self, first: Value, last: Value) -> list[Value]:
+        """Return the sums of some steps."""
+        length = self.builder.and_(self.builder.sub(last, first), _INDEX(~(UNROLLED - 1)))
+        whole = self.builder.add(first, length)
+        return self.loop(self.loop(self.begun(), first, whole, UNROLLED), whole, last, 1)
 
     def prefetch(self) -> None:
         """Ask for what `out` holds, which is needed after the last step."""
@@ -205,9 +245,7 @@ class Tile:
         builder.position_at_end(body)
         index = builder.phi(_INDEX)
         index.add_incoming(first, before)
-        current = [builder.phi(self.vector) for _ in sums]
-        for phi, value in zip(current, sums, strict=True):
-            phi.add_incoming(value, before)
+        current = [self.merged((value, before)) for value in sums]
         ap = at(builder, self.a, builder.mul(index, _INDEX(self.step_a)), _BYTE)
         start = builder.mul(index, self.step_b)
         bp = at(builder, self.b, builder.add(start, _INDEX(self.form.head)), _BYTE)
@@ -221,13 +259,7 @@ class Tile:
         builder.cbranch(builder.icmp_unsigned("<", following, last), body, after)
         ending = builder.block
         builder.position_at_end(after)
-        merged = []
-        for value, result in zip(sums, results, strict=True):
-            phi = builder.phi(self.vector)
-            phi.add_incoming(value, before)
-            phi.add_incoming(result, ending)
-            merged.append(phi)
-        return merged
+        return [self.merged((value, before), (result, ending)) for value, result in zip(sums, results, strict=True)]
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         builder, form = self.builder, self.form

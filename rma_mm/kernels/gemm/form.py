@@ -18,6 +18,7 @@ from rma_mm.kernels.gemm.cpu import BFLOATS, BYTES, PAIRS, PAIRS_ADDED, STEPS, C
 
 Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
+SUMMED = 512  # products of floats that are added up before they join other sums, as in BLAS: longer sums round more
 ACROSS, ALONG = "across", "along"
 OVERWRITES, ADDS, SCALES = 0, 1, 2
 """Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
@@ -76,6 +77,12 @@ class Form:
     def grain(self) -> int:
         """Return how many elements of k a step takes that reads b where it lies."""
         return self.lanes * self.halves if self.in_place == ALONG else 1
+
+    @property
+    def summed(self) -> int:
+        """Return how many groups of k one sum takes up before it is added to others; 0 where none is rounded."""
+        is_rounded = self.is_arithmetic and np.dtype(self.total).kind == "f"
+        return SUMMED // self.planes // self.group if is_rounded else 0
 
     @property
     def head(self) -> int:
