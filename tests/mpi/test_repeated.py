@@ -13,7 +13,7 @@ from mpi4py import MPI
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import DisagreementError
-from rma_mm.kernels.gemm import call_cells, calls
+from rma_mm.kernels.calls import cells, compiled_calls
 from rma_mm.runtime.products import prepared
 from rma_mm.runtime.ranks import meeting
 from rma_mm.windows.hosts import liveness
@@ -139,7 +139,7 @@ def test_what_does_not_compile_is_executed_as_before(comm: MPI.Intracomm) -> Non
     with SOON, Mesh(None, comm) as mesh:
         (A, a), (B, b) = matrix(mesh, (20, 20), "float64", 1), matrix(mesh, (20, 20), "float64", 2)
         plan = rma_mm.plan(A, B, mesh)
-        with mock.patch.object(calls, "CompiledCalls", side_effect=RuntimeError("no compiler")) as made:
+        with mock.patch.object(compiled_calls, "CompiledCalls", side_effect=RuntimeError("no compiler")) as made:
             for _ in range(30):
                 assert np.array_equal(plan.execute(A, B).to_numpy(), a @ b)
         assert made.call_count == 1
@@ -375,8 +375,8 @@ def test_results_that_all_stay(comm: MPI.Intracomm) -> None:
     """None is overwritten, and no call is compiled for each of them."""
     with SOON, Mesh(None, comm) as mesh:
         (A, a), (B, b) = matrix(mesh, (24, 16), "float64", 1), matrix(mesh, (16, 32), "float64", 2)
-        made = mock.Mock(wraps=calls.CompiledCalls)
-        with mock.patch.object(calls, "CompiledCalls", made), mock.patch.object(prepared, "REPEATED", 20):
+        made = mock.Mock(wraps=compiled_calls.CompiledCalls)
+        with mock.patch.object(compiled_calls, "CompiledCalls", made), mock.patch.object(prepared, "REPEATED", 20):
             results = [A @ B for _ in range(90)]
         assert made.call_count < 40
         assert all(np.array_equal(C.to_numpy(), a @ b) for C in results)
@@ -473,5 +473,5 @@ def test_memory_for_results_is_given_back(comm: MPI.Intracomm) -> None:
 
 
 def test_cells_fit_into_a_line() -> None:
-    assert 8 * (call_cells.COMPLETED + 1) <= liveness.LINE
+    assert 8 * (cells.COMPLETED + 1) <= liveness.LINE
     assert meeting.BUDGET < 1e9 * liveness.LEAST

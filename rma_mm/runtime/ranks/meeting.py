@@ -52,18 +52,18 @@ class NodeCall:
 
         digest: of the arguments, as ranks would vote with `ballot`.
         """
-        from rma_mm.kernels.gemm import call_cells, calls
+        from rma_mm.kernels.calls import cells, compiled_calls
 
-        spins = call_cells.OWN_CORE if mesh.ranks_beside <= len(cores()) else call_cells.SHARED_CORE
+        spins = cells.OWN_CORE if mesh.ranks_beside <= len(cores()) else cells.SHARED_CORE
         activity = cell_address(DOING), BEGIN, MULTIPLY, END
-        each: list[Product | calls.Pair] = []
+        each: list[Product | compiled_calls.Pair] = []
         for step in steps:
             each += [step] if isinstance(step, Product) else step.pairs or []
         value = digest ^ ballot.salt
-        self._calls = calls.CompiledCalls(
+        self._calls = compiled_calls.CompiledCalls(
             each, value, mesh.threads, line.address, line.others, activity, spins, BUDGET
         )
-        self._before, self._behind = call_cells.BEFORE, call_cells.BEHIND
+        self._before, self._behind = cells.BEFORE, cells.BEHIND
         self._ballot, self._group = ballot, mesh.group
 
     def __call__(self) -> bool:

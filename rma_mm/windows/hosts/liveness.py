@@ -284,7 +284,7 @@ class NodeWatch:
 class MeetingLine:
     """A line of this process's page, by which ranks of a node tell each other what call they are in.
 
-    `kernels.gemm.calls` says what is in its cells.
+    `kernels.calls.cells` says what is in its cells.
     """
 
     def __init__(self) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.kernels.blas import LETTER, library
+from rma_mm.kernels.calls import cells as cell
 from rma_mm.kernels.compiling import Source, compiled
-from rma_mm.kernels.gemm import call_cells as cell
 from rma_mm.kernels.gemm.product import as_words, scratch_address
 from rma_mm.kernels.product import Product
 from rma_mm.kernels.threads import GET, SET, own_function
@@ -25,7 +25,7 @@ from rma_mm.kernels.threads import GET, SET, own_function
 @cache
 def _code(scalar: str) -> Callable[..., None]:
     def source() -> Source:
-        from rma_mm.kernels.gemm.call_steps import source_of
+        from rma_mm.kernels.calls.steps import source_of
 
         return source_of(scalar)
 
@@ -46,7 +46,7 @@ class CompiledCalls:
         """Compile, or load what was compiled. Local. Raises TypeError for steps that are others than such.
 
         value: the digest of the arguments. own, others: addresses of the lines of this rank and of all others.
-        activity: see `call_cells`. spins: looks before the core is offered to others. budget: nanoseconds to wait.
+        activity: see `cells`. spins: looks before the core is offered to others. budget: nanoseconds to wait.
         """
         lib, threading = library(), (own_function(GET), own_function(SET))
         if lib is None or None in threading:
@@ -116,7 +116,7 @@ class CompiledCalls:
 class _Made(NamedTuple):
     """A step of a call, as the compiled code takes it."""
 
-    numbers: list[int]  # see `call_cells.WIDTH`
+    numbers: list[int]  # see `cells.WIDTH`
     scalars: tuple[Any, Any] = (0, 0)  # alpha and beta of a product by BLAS, or their addresses if they are complex
     dtype: np.dtype[Any] | None = None  # type of a product by BLAS
     scratch_bytes: int = 0

@@ -8,8 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
+from rma_mm.kernels.calls import cells as cell
 from rma_mm.kernels.compiling import Source
-from rma_mm.kernels.gemm import call_cells as cell
 from rma_mm.kernels.gemm.blocks import PANELS
 
 MONOTONIC = 1  # clock that perf_counter_ns reads, on Linux
