@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.blas import bind_blas
 from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms
@@ -18,7 +20,17 @@ def bind_numba(problem: LocalOperands) -> Product:
         raise AlgorithmError(f"kernel 'numba' needs Numba, which cannot be imported ({error}); use 'numpy'") from None
 
 
-KERNELS: dict[str, Binder] = {"blas": bind_blas, "numba": bind_numba, "numpy": bind_numpy}
+def bind_fast(levels: int, problem: LocalOperands) -> Product:
+    """Return the product by Strassen's algorithm; see `gemm.fast`."""
+    from rma_mm.kernels.gemm.fast import bind_fast as bind_generated
+
+    return bind_generated(levels, problem)
+
+
+KERNELS: dict[str, Binder] = {
+    "blas": bind_blas, "numba": bind_numba, "numpy": bind_numpy,
+    "fast1": partial(bind_fast, 1), "fast2": partial(bind_fast, 2),
+}
 """The ways to do a local product, by name."""
 
 SEMIRING_KERNELS: dict[str, Binder] = {"numba": bind_numba, "numpy": bind_terms}

@@ -17,7 +17,7 @@ from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
 from rma_mm.errors import DtypeError, OptionError, ShapeError
 from rma_mm.kernels.binders import BINDERS, bound
 from rma_mm.kernels.blas import plan_blas
-from rma_mm.kernels.choice.choice import choose_kernel
+from rma_mm.kernels.choice.choice import FAST, choose_kernel
 from rma_mm.kernels.elementwise import cast, scale
 from rma_mm.kernels.epilogue.epilogue import (
     Epilogue,
@@ -148,7 +148,7 @@ def scratch_bytes(
     if name == "blas":
         blocking = plan_blas(a_dtype, b_dtype, c_dtype)
         return 0 if blocking is None else blocking.scratch_bytes(m, n, k)
-    if name == "numba":
+    if name in ("numba", *FAST):
         from rma_mm.kernels.gemm.product import scratch_of
 
         return scratch_of(semiring, m, n, k, a_dtype, b_dtype, c_dtype)

@@ -296,7 +296,7 @@ def test_threads_share_a_product(shape: tuple[int, int, int], name: str, monkeyp
     before = get_threads()
     set_threads(3)
     try:
-        assert len(product._parts(checked(a, b, np.empty((m, n), name), 1, 0, False, False), 3)) == 3
+        assert len(product.parts_of(checked(a, b, np.empty((m, n), name), 1, 0, False, False), 3)) == 3
         c = times(a, b, np.empty((m, n), name))
     finally:
         set_threads(before)

@@ -112,7 +112,7 @@ class BatchJob:
         options = ProductOptions(
             o.alpha, transpose_a=o.transpose_a, transpose_b=o.transpose_b, conjugate_a=o.conjugate_a,
             conjugate_b=o.conjugate_b, algorithm=o.algorithm, memory_limit=o.memory_limit,
-            compute_dtype=o.compute_dtype, kernel=o.kernel, semiring=o.semiring,
+            compute_dtype=o.compute_dtype, kernel=o.kernel, semiring=o.semiring, fast=o.fast,
         )
         plan = planned(a, b, mesh, o.layout_c, options)
         assert isinstance(plan, BatchPlan)

@@ -236,7 +236,7 @@ class Job:
         o = self.options
         names = (
             "alpha", "beta", "transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "algorithm", "prefer",
-            "memory_limit", "compute_dtype", "kernel", "semiring",
+            "memory_limit", "compute_dtype", "kernel", "semiring", "fast",
         )
         return {name: getattr(o, name) for name in names} | {"epilogue": self._epilogue()}
 

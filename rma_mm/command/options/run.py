@@ -78,6 +78,7 @@ class RunOptions:
     warmup: int | None  # None for one, or for none where operands stay in their files
     window: str | None
     kernel: str
+    fast: int
     threads: int | None
     speeds: tuple[float, ...] | None
     timeout: float | None  # seconds
@@ -323,6 +324,8 @@ def _add_method(add: Any) -> None:
     known = f"{', '.join(names)} or {last} (RMA_MM_WINDOW, {DEFAULT.name})"
     add("--window", metavar="NAME", help=f"way to expose memory: {known}")
     add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
+    add("--fast", type=int, choices=(0, 1, 2), default=0, help="how often Strassen's algorithm may cut a "
+        "local product (0)")
     add("--threads", type=count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
     add("--speeds", type=speeds, metavar="4,2,1", help="relative speed of each rank, by which work is divided (as "
         "calibrated)")

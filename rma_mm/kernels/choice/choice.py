@@ -17,9 +17,11 @@ from rma_mm.kernels.blas import check_type, fits, library
 from rma_mm.kernels.cache import cache_folder
 from rma_mm.kernels.choice.rates import FEW_ROWS, measured, rates, shape_class
 from rma_mm.kernels.compiling import is_installed, works
+from rma_mm.kernels.gemm.fast import cuts, has_fast
 from rma_mm.kernels.gemm.form import emitted, no_code
 
-NAMES = ("blas", "numba", "numpy")  # the kernels there are
+FAST = {"fast1": 1, "fast2": 2}  # kernels that multiply less than the classical count, and how often they cut a product
+NAMES = ("blas", "numba", "numpy", *FAST)  # the kernels there are
 
 COMPILE_FROM = 2**27  # m·n·k from which code is worth being compiled where no BLAS fits, or where BLAS packs much
 COMPARE_FROM = 2**32  # m·n·k from which it is elsewhere
@@ -37,10 +39,14 @@ def choose_kernel(
     multiply this type.
     """
     if kernel not in ("auto", *NAMES):
-        known = ", ".join(("auto", *NAMES))
+        known = ", ".join(("auto", *(name for name in NAMES if name not in FAST)))
         raise AlgorithmError(f"kernel {kernel!r} is unknown; {nearest(kernel, NAMES)}use one of {known}")
-    if kernel == "numba" and not is_installed():
-        raise AlgorithmError("kernel 'numba' needs Numba, which is not installed: pip install numba, or use 'numpy'")
+    if kernel in ("numba", *FAST) and not is_installed():
+        raise AlgorithmError(
+            f"kernel {kernel!r} needs Numba, which is not installed: pip install numba, or leave it out"
+        )
+    if kernel in FAST:
+        return kernel if has_fast(dtype, operands) and cuts(FAST[kernel], (m, n, k)) else "numba"
     if kernel == "blas":
         _check_semiring(semiring)
         check_type(dtype)
@@ -53,6 +59,11 @@ def choose_kernel(
             return "numpy"
         return _faster(dtype if operands is None else operands, m, n, k) if kernel == "auto" else "blas"
     return "numba" if worth and has_code and works() else "numpy"
+
+
+def priced(kernel: str) -> str:
+    """Return the kernel by whose measured speed products of `kernel` are priced."""
+    return "numba" if kernel in FAST else kernel
 
 
 def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:

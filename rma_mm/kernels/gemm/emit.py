@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,45 @@ class Tile:
             with otherwise:
                 self.store(sums, combines=False)
 
+    def emit_to(self, depth: Value, targets: Value, later: Value) -> None:
+        """Add the sums to several submatrices, or subtract them; overwrite those that hold nothing yet.
+
+        targets: their number; of each an offset from `out`, a sign, and whether it holds anything before the first
+        steps of k, in words. later: whether these are others.
+        """
+        builder = self.builder
+        with self.each(targets):
+            self.prefetch()
+        sums = self.summed(depth)
+        with self.each(targets) as target:
+            signs = signed(builder, word(builder, target, 8), self.vector)
+            made = [times(builder, signs, value) for value in sums]
+            combines = builder.or_(word(builder, target, 16), later)
+            with builder.if_else(builder.icmp_unsigned("!=", combines, _INDEX(0))) as (then, otherwise):
+                with then:
+                    self.store(made, combines=True)
+                with otherwise:
+                    self.store(made, combines=False)
+
+    @contextmanager
+    def each(self, targets: Value) -> Iterator[Value]:
+        """Emit a loop over targets, in which `out` is the place in each of them."""
+        builder, before, origin = self.builder, self.builder.block, self.out
+        body, after = (builder.append_basic_block(name) for name in ("target", "told"))
+        count = word(builder, targets, 0)
+        builder.branch(body)
+        builder.position_at_end(body)
+        index = builder.phi(_INDEX)
+        index.add_incoming(_INDEX(0), before)
+        target = at(builder, targets, builder.add(builder.mul(index, _INDEX(24)), _INDEX(8)), _BYTE)
+        self.out = at(builder, origin, word(builder, target, 0), _BYTE)
+        yield target
+        following = builder.add(index, _INDEX(1))
+        index.add_incoming(following, builder.block)
+        builder.cbranch(builder.icmp_unsigned("<", following, count), body, after)
+        builder.position_at_end(after)
+        self.out = origin
+
     def summed(self, depth: Value) -> list[Value]:
         """Return the sums after all steps: after every `Form.summed` of them they are added to others, in the stack."""
         builder, form, most = self.builder, self.form, self.form.summed
@@ -330,27 +370,65 @@ class Tile:
 # -- packing ----------------------------------------------------------------------------------------
 
 
-def copy(builder: ir.IRBuilder, source: Value, target: Value, width: int, cell: ir.Type) -> None:
-    """Copy cells that lie side by side."""
+def gathered(builder: ir.IRBuilder, form: Form, others: Value, load_at: Callable[[Value], Value]) -> Value:
+    """Return what lies at offset 0, and in each further term, added or subtracted.
+
+    others: (offset, sign) of each of these, in words; a sign of 0 for none.
+    """
+    total = load_at(_INDEX(0))
+    for t in range(form.terms - 1):
+        offset, sign = (word(builder, others, 16 * t + part) for part in (0, 8))
+        total = step(builder, form, total, signed(builder, sign, total.type), load_at(offset))
+    return total
+
+
+def word(builder: ir.IRBuilder, address: Value, offset: int) -> Value:
+    return load(builder, at(builder, address, offset, _INDEX), _INDEX)
+
+
+def signed(builder: ir.IRBuilder, sign: Value, kind: ir.Type) -> Value:
+    """Return a sign as a number of a type, or in all lanes of a vector."""
+    one = getattr(kind, "element", kind)
+    if isinstance(one, ir.FloatType | ir.DoubleType):
+        made = builder.sitofp(sign, one)
+    else:
+        made = sign if one == _INDEX else builder.trunc(sign, one)
+    return splat(builder, made, kind.count) if isinstance(kind, ir.VectorType) else made
+
+
+def copy(
+    builder: ir.IRBuilder, form: Form, source: Value, others: Value, target: Value, width: int, cell: ir.Type
+) -> None:
+    """Copy cells that lie side by side; see `gathered`."""
     vector = ir.VectorType(cell, width)
-    builder.store(load(builder, at(builder, source, 0, vector), vector), at(builder, target, 0, vector), align=1)
+    made = gathered(builder, form, others, lambda offset: load(builder, at(builder, source, offset, vector), vector))
+    builder.store(made, at(builder, target, 0, vector), align=1)
 
 
 def transpose(
-    builder: ir.IRBuilder, source: Value, across: Value, target: Value, width: int, cell: ir.Type, lanes: int
+    builder: ir.IRBuilder, form: Form, source: Value, others: Value, across: Value, target: Value, width: int,
+    cell: ir.Type, size: int, lanes: int,
 ) -> None:
     """Store `lanes` steps of `width` cells, one behind the other, from lines of cells that are `across` bytes apart.
 
-    It writes whole vectors, so that up to a vector behind the last step is overwritten.
+    It writes whole vectors, so that up to a vector behind the last step is overwritten. size: bytes of a cell.
     """
-    vector, size = ir.VectorType(cell, lanes), cell.width // 8
+    vector = ir.VectorType(cell, lanes)
     nothing = ir.Constant(vector, ir.Undefined)
+
+    def line(j: int) -> Value:
+        start = builder.mul(across, _INDEX(j))
+
+        def load_at(offset: Value) -> Value:
+            return load(builder, at(builder, source, builder.add(start, offset), vector), vector)
+
+        return gathered(builder, form, others, load_at)
+
     for first in reversed(range(0, width, lanes)):  # what overwrites the beginning of the next step comes before it
-        starts = (at(builder, source, builder.mul(across, _INDEX(j)), vector) for j in range(first, width)[:lanes])
-        lines = [load(builder, start, vector) for start in starts]
+        lines = [line(j) for j in range(first, width)[:lanes]]
         lines += [nothing] * (lanes - len(lines))
-        for step, line in enumerate(_transposed(builder, lines)):
-            builder.store(line, at(builder, target, (step * width + first) * size, vector), align=1)
+        for step, made in enumerate(_transposed(builder, lines)):
+            builder.store(made, at(builder, target, (step * width + first) * size, vector), align=1)
 
 
 def _transposed(builder: ir.IRBuilder, lines: list[Value]) -> list[Value]:

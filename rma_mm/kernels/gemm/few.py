@@ -32,7 +32,7 @@ def pack_rows(sums, left, source, row, along, rows, depth, packed):
         for p in range(depth):
             q = p % sums.grain
             at = first + (p - q) * sums.rows + q % sums.halves * sums.lanes + q // sums.halves
-            fill(left, packed, at * sums.total, read(left, source, i * row + p * along, along, 1))
+            fill(left, packed, at * sums.total, read(left, source, source, i * row + p * along, along, 1))
 
 
 @subroutine(only=lambda sums: sums.form.in_place == ACROSS)

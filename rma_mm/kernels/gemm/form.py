@@ -22,6 +22,7 @@ SUMMED = 512  # products of floats that are added up before they join other sums
 ACROSS, ALONG = "across", "along"
 OVERWRITES, ADDS, SCALES = 0, 1, 2
 """Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
+SCALARS = 64  # bytes of the scalars in front of the table of a fast product
 _NUMBERS: tuple[np.ufunc, ...] = (np.add, np.multiply, np.minimum, np.maximum)
 _BITS: tuple[np.ufunc, ...] = (np.bitwise_or, np.bitwise_and, np.bitwise_xor)
 _OF_TRUTH: dict[np.ufunc, str] = {
@@ -52,6 +53,8 @@ class Form:
     """Factor of the sum of b's column that is added: an 8-bit operand was moved by 128 to change its sign."""
     no_nan: bool = False
     """True if no term is NaN: the least and the greatest are then found by one instruction instead of four."""
+    terms: int = 1
+    """Parts into which `fast` cuts each dimension, and submatrices of which a panel may be the sum."""
     in_place: str = ""
     """`ACROSS` if b is read where it lies and elements of a row are neighbours, `ALONG` if those of a column are."""
 

@@ -37,61 +37,64 @@ from rma_mm.kernels.gemm.memory import (
 
 _compiled, _inlined = subroutine(), subroutine(inlined=True)
 
-RUN = 16
-"""Steps that are packed of one sliver before the next: source and target are then read and written in long runs."""
+RUN = 8
+"""Steps that are packed of one sliver before the next: source and target are then read and written in long runs. More
+rows of the source than lines of a cache's set would drive each other out where they lie a multiple of a page apart."""
 
 
 @_inlined
-def copy_cells(side, source, across, along, flips, here, left, target):
-    """One step of a sliver: `here` cells, side by side."""
+def copy_cells(side, source, others, across, along, flips, here, left, target):
+    """One step of a sliver: `here` cells, side by side. others: see `memory.read`."""
     for j in range(here):
-        value = read(side, source, j * across, along, left)
+        value = read(side, source, others, j * across, along, left)
         if flips:
             value = -value
         fill(side, target, j * side.cell, value)
 
 
 @_inlined
-def copy_line(side, source, along, flips, steps, stride, target):
+def copy_line(side, source, others, along, flips, steps, stride, target):
     """One cell of each of some whole steps of a sliver, `stride` apart."""
     for g in range(steps):
-        value = read(side, source, g * side.group * along, along, side.group)
+        value = read(side, source, others, g * side.group * along, along, side.group)
         if flips:
             value = -value
         fill(side, target, g * stride, value)
 
 
 @_compiled
-def copy_sliver(side, source, across, along, flips, here, depth, stride, target):
+def copy_sliver(side, source, others, across, along, flips, here, depth, stride, target):
     """Fill one plane of a sliver."""
     steps = depth // side.group
     if across == side.item:
         for g in range(steps):
             line, place = moved(source, g * side.group * along), moved(target, g * stride)
             if side.square != 0 and side.group == 1 and here == side.width:
-                copy(side, line, place)
+                copy(side, line, others, place)
             elif here == side.width:
-                copy_cells(side, line, side.item, along, flips, side.width, side.group, place)
+                copy_cells(side, line, others, side.item, along, flips, side.width, side.group, place)
             else:
-                copy_cells(side, line, side.item, along, flips, here, side.group, place)
+                copy_cells(side, line, others, side.item, along, flips, here, side.group, place)
     elif along == side.item:
         first = 0
         if side.square != 0 and here == side.width:
             first = steps // side.square * side.square
             for g in range(0, first, side.square):
-                transpose(side, moved(source, g * side.cell), across, moved(target, g * stride))
+                transpose(side, moved(source, g * side.cell), others, across, moved(target, g * stride))
         for g in range(first, steps, RUN):
             line, place = moved(source, g * side.group * side.item), moved(target, g * stride)
             some = min(RUN, steps - g)
             for j in range(here):
-                copy_line(side, moved(line, j * across), side.item, flips, some, stride, moved(place, j * side.cell))
+                cells = moved(place, j * side.cell)
+                copy_line(side, moved(line, j * across), others, side.item, flips, some, stride, cells)
     else:
         for j in range(here):
-            copy_line(side, moved(source, j * across), along, flips, steps, stride, moved(target, j * side.cell))
+            cells = moved(target, j * side.cell)
+            copy_line(side, moved(source, j * across), others, along, flips, steps, stride, cells)
     if steps * side.group < depth:
         line = moved(source, steps * side.group * along)
         rest = depth - steps * side.group
-        copy_cells(side, line, across, along, flips, here, rest, moved(target, steps * stride))
+        copy_cells(side, line, others, across, along, flips, here, rest, moved(target, steps * stride))
 
 
 @_compiled
@@ -113,15 +116,16 @@ def correct(side, source, across, along, here, depth, head):
 
 
 @_compiled
-def pack(side, source, across, along, flips, extent, depth, panel):
+def pack(side, source, others, across, along, flips, extent, depth, panel):
     """Pack `extent` × `depth` elements into slivers of `side.width`, padded with zeros.
 
-    across, along: from one element to the next within a step, and from step to step. flips: conjugate.
+    others: see `memory.read`. across, along: from one element to the next within a step, and from step to step.
+    flips: conjugate.
     """
     steps = (depth + side.group - 1) // side.group
     stride = side.cell * side.width * side.parts
     sliver = side.head + steps * stride
-    run = RUN * side.group if across == side.item else depth
+    run = max(1, RUN // side.terms) * side.group if across == side.item else depth
     for begin in range(0, depth, run):
         some = min(run, depth - begin)
         for first in range(0, extent, side.width):
@@ -131,10 +135,10 @@ def pack(side, source, across, along, flips, extent, depth, panel):
             body = moved(head, side.head + begin // side.group * stride)
             if here < side.width:
                 clear(body, (some + side.group - 1) // side.group * stride)
-            copy_sliver(side, source_here, across, along, False, here, some, stride, body)
+            copy_sliver(side, source_here, others, across, along, False, here, some, stride, body)
             if side.parts == 2:
-                plane = moved(body, side.width * side.cell)
-                copy_sliver(side, moved(source_here, side.part), across, along, flips, here, some, stride, plane)
+                part, plane = moved(source_here, side.part), moved(body, side.width * side.cell)
+                copy_sliver(side, part, others, across, along, flips, here, some, stride, plane)
             if begin == 0:
                 correct(side, source_here, across, along, here, depth, head)
 
@@ -240,10 +244,10 @@ def one(
         sliver_b = right.head + cells * right.cell * right.width * right.parts
         for j in range(0, n, block_n):
             columns = min(block_n, n - j)
-            pack(right, moved(b, p * b_row + j * b_col), b_col, b_row, b_flips, columns, depth, panel_b)
+            pack(right, moved(b, p * b_row + j * b_col), scalars, b_col, b_row, b_flips, columns, depth, panel_b)
             for i in range(0, m, block_m):
                 rows = min(block_m, m - i)
-                pack(left, moved(a, i * a_row + p * a_col), a_row, a_col, a_flips, rows, depth, panel_a)
+                pack(left, moved(a, i * a_row + p * a_col), scalars, a_row, a_col, a_flips, rows, depth, panel_a)
                 block(
                     sums, panel_a, panel_b, sliver_a, sliver_b, moved(c, i * c_row + j * c_col), c_row, c_col,
                     rows, columns, cells, mode if p == 0 else ADDS, plain, scalars, spare,
@@ -268,7 +272,7 @@ def specials(side, source, step, row, col, count, rows, columns, out):
     for q in range(count):
         for i in range(rows):
             for j in range(columns):
-                value = read(side, source, q * step + i * row + j * col, 0, 1)
+                value = read(side, source, out, q * step + i * row + j * col, 0, 1)
                 nan |= numba.int32(np.isnan(value))
                 above |= numba.int32(value == np.inf)
                 below |= numba.int32(value == -np.inf)

@@ -68,6 +68,7 @@ _SUM: dict[str, Callable[[Any], int]] = {
     "group": lambda sums: sums.form.group,
     "parts": lambda sums: sums.form.planes,
     "item": lambda sums: np.dtype(sums.stored).itemsize,
+    "terms": lambda sums: sums.form.terms,
     "total": lambda sums: np.dtype(sums.form.total).itemsize,
     "direct": lambda sums: sums.stored == sums.form.total,
 }
@@ -75,6 +76,7 @@ _SIDE: dict[str, Callable[[Any], int]] = {
     "width": _width,
     "group": lambda side: side.form.group,
     "parts": lambda side: side.form.planes,
+    "terms": lambda side: side.form.terms,
     "item": lambda side: np.dtype(side.source).itemsize * (2 if side.read == "complex" else 1),
     "part": lambda side: np.dtype(side.source).itemsize,
     "cell": lambda side: side.form.group * np.dtype(side.panel).itemsize,
@@ -163,35 +165,38 @@ def _store(context: Any, builder: Any, address: Any, offset: Any, value: Any, ki
 
 
 @function
-def read(typing: Any, side: Any, source: Any, offset: Any, along: Any, left: Any) -> Any:
+def read(typing: Any, side: Any, source: Any, others: Any, offset: Any, along: Any, left: Any) -> Any:
     """Load one cell of a panel.
 
-    A cell takes as many elements, `along` apart, as an instruction takes steps; beyond the `left`th it is 0.
+    A cell takes as many elements, `along` apart, as an instruction takes steps; beyond the `left`th it is 0. others:
+    where else there are elements that are added to it, see `emit.gathered`.
     """
     form, panel, kind = side.form, numba_type(side.panel), numba_type(side.source)
     name, convert = emit.READS.get(side.read, (side.source, lambda _, value: value))
     cell = types.uint32 if form.group > 1 else panel
 
-    def one(context: Any, builder: Any, address: Any, offset: Any) -> Any:
-        value = convert(builder, _element(context, builder, address, offset, kind))
-        return context.cast(builder, value, numba_type(name), panel)
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, source, others, offset, along, left = args
+
+        def one(at: Any) -> Any:
+            value = convert(builder, _element(context, builder, source, builder.add(offset, at), kind))
+            return context.cast(builder, value, numba_type(name), panel)
+
         if form.group == 1:
-            return one(context, builder, args[1], args[2])
+            return emit.gathered(builder, form, others, one)
         word, bits = context.get_data_type(types.uint32), np.dtype(side.panel).itemsize * 8
         total = word(0)
         for q in range(form.group):
-            inside = builder.icmp_signed("<", args[4].type(q), args[4])
-            step = builder.select(inside, builder.mul(args[3], args[3].type(q)), args[3].type(0))
-            value = builder.zext(one(context, builder, args[1], builder.add(args[2], step)), word)
+            inside = builder.icmp_signed("<", left.type(q), left)
+            step = builder.select(inside, builder.mul(along, along.type(q)), along.type(0))
+            value = builder.zext(one(step), word)
             if side.read == "moved by 128":
                 value = builder.xor(value, word(0x80))
             value = builder.select(inside, value, word(0))
             total = builder.or_(total, builder.shl(value, word(q * bits)))
         return total
 
-    return cell(side, source, types.int64, types.int64, types.int64), generate
+    return cell(side, source, others, types.int64, types.int64, types.int64), generate
 
 
 @function
@@ -207,31 +212,33 @@ def fill(typing: Any, side: Any, panel: Any, offset: Any, value: Any) -> Any:
 
 
 def _cell(side: Any) -> Any:
-    return emit.type_of(f"int{8 * _SIDE['cell'](side)}")
+    return emit.type_of(side.panel if side.form.terms > 1 else f"int{8 * _SIDE['cell'](side)}")
 
 
 @function
-def transpose(typing: Any, side: Any, source: Any, across: Any, target: Any) -> Any:
+def transpose(typing: Any, side: Any, source: Any, others: Any, across: Any, target: Any) -> Any:
     """Pack `side.square` steps of a sliver whose steps lie side by side in each line of the source."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if lanes := _square(side):
-            emit.transpose(builder, args[1], args[2], args[3], _width(side), _cell(side), lanes)
+            _, source, others, across, target = args
+            cell, size = _cell(side), _SIDE["cell"](side)
+            emit.transpose(builder, side.form, source, others, across, target, _width(side), cell, size, lanes)
         return context.get_dummy_value()
 
-    return types.void(side, source, types.int64, target), generate
+    return types.void(side, source, others, types.int64, target), generate
 
 
 @function
-def copy(typing: Any, side: Any, source: Any, target: Any) -> Any:
+def copy(typing: Any, side: Any, source: Any, others: Any, target: Any) -> Any:
     """Pack a step of a sliver whose cells lie side by side in the source."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _square(side):
-            emit.copy(builder, args[1], args[2], _width(side), _cell(side))
+            emit.copy(builder, side.form, args[1], args[2], args[3], _width(side), _cell(side))
         return context.get_dummy_value()
 
-    return types.void(side, source, target), generate
+    return types.void(side, source, others, target), generate
 
 
 @function
@@ -251,6 +258,28 @@ def word(typing: Any, address: Any, offset: Any) -> Any:
         return _element(context, builder, args[0], args[1], types.int32)
 
     return types.int32(address, types.int64), generate
+
+
+@function
+def number(typing: Any, address: Any, offset: Any) -> Any:
+    """Return a word of a table."""
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _element(context, builder, args[0], args[1], types.int64)
+
+    return types.int64(address, types.int64), generate
+
+
+@function
+def spread_tile(
+    typing: Any, sums: Any, a: Any, b: Any, out: Any, targets: Any, stride: Any, depth: Any, later: Any
+) -> Any:
+    """As `tile`, added to several submatrices; see `emit.Tile.emit_to`."""
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        made = emit.Tile(builder, sums.form, args[1], args[2], args[3], args[5], sums.form.vectors)
+        made.emit_to(args[6], args[4], args[7])
+        return context.get_dummy_value()
+
+    return types.void(sums, a, b, out, targets, types.int64, types.int64, types.int64), generate
 
 
 @function

@@ -22,6 +22,7 @@ from rma_mm.kernels.gemm.form import (
     ADDS,
     ALONG,
     OVERWRITES,
+    SCALARS,
     SCALES,
     Form,
     few_rows,
@@ -95,7 +96,7 @@ def bind_numba(problem: LocalOperands) -> Product:
     if blocking is not None:
         _compile_all(problem.semiring, blocking.types(a, b, c), is_few=min(problem.sizes[:2]) <= FEW)
         return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring))
-    calls = [_bound(part) for part in _parts(problem, get_threads())]
+    calls = [bound(part) for part in parts_of(problem, get_threads())]
     return Product.by("numba", problem, calls[0] if len(calls) == 1 else partial(run_concurrently, calls))
 
 
@@ -125,7 +126,7 @@ def _scratch_of(
         m, n, k = blocking.block(m, n, k)
         a, b, c = blocking.types(a, b, c)
     most = 0
-    for some in _slices(m, n, k, threads if count < threads else 1):  # as `_parts` cuts it
+    for some in _slices(m, n, k, threads if count < threads else 1):  # as `parts_of` cuts it
         rows, columns = (some.stop - some.start, n) if m >= n else (m, some.stop - some.start)
         for x, y, height, width in ((a, b, rows, columns), (b, a, columns, rows)):  # a c stored by columns swaps them
             packing = [form_of(semiring, x, y, c, host(), safe) for safe in (True, False)]
@@ -168,7 +169,7 @@ def _compile_all(semiring: Semiring, dtypes: tuple[np.dtype[Any], ...], is_few: 
             _look(np.zeros((1, 1), x), forms.pop())
 
 
-def _bound(problem: LocalOperands) -> Call:
+def bound(problem: LocalOperands) -> Call:
     """Return the call that computes a product whose result is of the type in which it is summed."""
     p = problem
     if (few := _few_rows(p)) is not None:
@@ -195,7 +196,7 @@ def _few_rows(p: LocalOperands) -> Call | None:
     if found is None:
         return None
     (m, n), k = c.shape[-2:], a.shape[-1]
-    return _with(*found, few_blocks(found[0], m, n, k, host()), a, b, c, p.alpha, p.beta)
+    return bound_loops(*found, few_blocks(found[0], m, n, k, host()), a, b, c, p.alpha, p.beta)
 
 
 def _code_of_few(
@@ -210,19 +211,22 @@ def _call(
 ) -> Call:
     form, loops = _code_of(semiring, a.dtype, b.dtype, c.dtype, safe)
     (m, n), k = c.shape[-2:], a.shape[-1]
-    return _with(form, loops, blocks_of(form, m, n, k, host()), a, b, c, alpha, beta, conj_a, conj_b)
+    return bound_loops(form, loops, blocks_of(form, m, n, k, host()), a, b, c, alpha, beta, conj_a, conj_b)
 
 
-def _with(
+def bound_loops(
     form: Form, loops: Callable[..., None], blocks: Blocks, a: Array, b: Array, c: Array, alpha: Any, beta: Any,
-    conj_a: bool = False, conj_b: bool = False,
+    conj_a: bool = False, conj_b: bool = False, table: Array | None = None,
 ) -> Call:
-    """Return the call of the loops of a form for a product."""
-    (m, n), k = c.shape[-2:], a.shape[-1]
+    """Return the call of the loops of a form for a product. table: of a fast one."""
+    m, n, k = (extent // form.terms for extent in (*c.shape[-2:], a.shape[-1]))
     mode = OVERWRITES if beta == 0 else ADDS if beta == 1 else SCALES
     scalars = np.array([alpha, beta], c.dtype)
     if c.dtype.kind in "biu":
         scalars = scalars.astype(form.total)
+    if table is not None:
+        both = np.concatenate([scalars, -scalars[:1], scalars[1:]])
+        scalars = np.frombuffer(both.tobytes().ljust(SCALARS, b"\0") + table.tobytes(), np.uint8)
     values = (
         None, None, None,
         _address(a), *a.strides[-2:], conj_a, _address(b), *b.strides[-2:], conj_b, _address(c), *c.strides[-2:],
@@ -298,7 +302,7 @@ def _step(
     """Set c = a @ b + beta · c for a block of c, or of each of a batch, in the type in which it is summed."""
     a, b, c = blocks
     alpha, beta = (c.dtype.type(x) for x in scalars)
-    calls = [_bound(part) for part in _parts(LocalOperands(a, b, c, alpha, beta, *conj, semiring), get_threads())]
+    calls = [bound(part) for part in parts_of(LocalOperands(a, b, c, alpha, beta, *conj, semiring), get_threads())]
     run_concurrently(calls) if len(calls) > 1 else calls[0]()
 
 
@@ -314,7 +318,7 @@ def _slices(m: int, n: int, k: int, threads: int) -> list[slice]:
     return [slice(start, min(start + size, extent)) for start in range(0, extent, size)]
 
 
-def _parts(problem: LocalOperands, threads: int) -> list[LocalOperands]:
+def parts_of(problem: LocalOperands, threads: int) -> list[LocalOperands]:
     """Equal parts, one for each thread, if they are worth it: of a batch, or of a product along c's longer side."""
     (m, n, k), count = problem.sizes, problem.count
     if threads > 1 and count >= threads:

@@ -17,7 +17,9 @@ from rma_mm.flavours import Flavour
 from rma_mm.geometry.extents import parse_bytes
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
+from rma_mm.kernels.choice.choice import FAST
 from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.kernels.gemm.fast import cuts
 from rma_mm.policy.planner.preference import check_preference
 from rma_mm.schedule.algorithm import Files
 from rma_mm.schedule.schedule import STAGE, Schedule
@@ -64,6 +66,7 @@ class ProductOptions:
     symmetric: Any = None
     """Symmetry that the caller claims for C: True, False, None or "hermitian"; later a `Symmetry` or None."""
     fill: str = "both"  # part of a symmetric C to be filled: "both" or "lower"; later part of the `Symmetry`
+    fast: Any = 0  # how often Strassen's algorithm may cut a local product
     arrays: str = ""  # operands that come as NumPy arrays, for which the plan keeps matrices of its own
     folds: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Dimensions among m, n and k of batches that combine several, with their extents; each is cut by itself."""
@@ -74,7 +77,18 @@ class ProductOptions:
         flags: dict[str, Any] = {name: self.is_so(name) for name in FLAGS}
         prefer = None if self.prefer is None else check_preference(self.prefer)
         limit = limit_of(self.memory_limit)
-        return replace(self, compute_dtype=compute, check=self._checked(), prefer=prefer, memory_limit=limit, **flags)
+        flags |= {"check": self._checked(), "fast": self._checked_fast()}
+        return replace(self, compute_dtype=compute, prefer=prefer, memory_limit=limit, **flags)
+
+    def _checked_fast(self) -> int:
+        """Return `fast`. Raise OptionError for a bad value, or for what does not go with it."""
+        if not isinstance(self.fast, Integral) or int(self.fast) not in range(len(FAST) + 1):
+            raise OptionError(f"fast: got {quoted(self.fast)}; must be 0, or how often a product may be cut: 1 or 2")
+        if self.fast and self.kernel != "auto":
+            raise OptionError(f"fast: got {self.fast} with kernel={self.kernel!r}; leave one of them out")
+        if self.fast and self.semiring != PLUS_TIMES.name:
+            raise OptionError(f"fast: got {self.fast} with semiring={self.semiring!r}, which cannot subtract; use 0")
+        return int(self.fast)
 
     def _checked(self) -> str:
         """Return how often products are verified, as "every=N"; empty for never. Raise OptionError for a bad value."""
@@ -167,8 +181,9 @@ class Operands:
         return all(flavour.sums(self.semiring.reduction, self.accum_dtype) for flavour in flavours)
 
     def choose_kernel(self) -> str:
-        m, n, k = self.shape
-        return choose_kernel(self.options.kernel, self.accum_dtype, m, n, k, self.semiring, self.operand_dtype)
+        fast = self.options.fast
+        kernel = f"fast{fast}" if fast and cuts(fast, self.shape) else self.options.kernel
+        return choose_kernel(kernel, self.accum_dtype, *self.shape, self.semiring, self.operand_dtype)
 
     @property
     def operand_dtype(self) -> np.dtype[Any] | None:

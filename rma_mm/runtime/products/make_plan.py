@@ -50,7 +50,7 @@ def make_plan(
     algorithm: str = "auto", memory_limit: int | str | None = None, compute_dtype: DTypeLike | None = None,
     deterministic: bool = False, kernel: str = "auto", semiring: str = PLUS_TIMES.name,
     epilogue: Epilogue | None = None, check: bool | str = False, prefer: str | None = None,
-    symmetric: bool | str | None = None, fill: str = "both", workspace: NDArray[np.uint8] | None = None,
+    symmetric: bool | str | None = None, fill: str = "both", fast: int = 0, workspace: NDArray[np.uint8] | None = None,
 ) -> Plan:
     """Prepare a product, to be executed many times: C = alpha · op(A) @ op(B) + beta · C.
 
@@ -68,7 +68,7 @@ def make_plan(
         As in `matmul`.
     algorithm, memory_limit, compute_dtype, deterministic, kernel, semiring, epilogue : optional
         As in `matmul`.
-    check, prefer, symmetric, fill : optional
+    check, prefer, symmetric, fill, fast : optional
         As in `matmul`.
     workspace : ndarray of uint8, optional
         The caller's memory for scratch that no other rank reaches, flat, of at least `Plan.scratch_bytes` bytes, which
@@ -89,7 +89,7 @@ def make_plan(
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
         deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
-        "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | DistArray | Operand)),
+        fast, "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | DistArray | Operand)),
     )
     with agreed(mesh.comm, "plan", symmetric=symmetric, fill=fill):
         options = with_symmetry(options, A, B, may_change=not (isinstance(A, FileMatrix) and A is B))
@@ -108,6 +108,8 @@ def planned(
         facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)} | vars(options)
         a, b = operand_of("A", A, mesh), operand_of("B", B, mesh)
         request = _batch_of(a, b, mesh, layout, options) if max(len(a.shape), len(b.shape)) > 2 else None
+        if request and options.fast:
+            raise OptionError(f"fast: got {options.fast}; it is not supported for batches: leave it out")
         if request and workspace is not None:
             raise OptionError("workspace: is not supported for batches; leave it out")
         operands = request.operands if request else operands_of(a, b, mesh, layout, options)

@@ -155,6 +155,7 @@ def matmul(
     c: DistMatrix | DistArray | None = None,
     symmetric: bool | str | None = None,
     fill: str = "both",
+    fast: int = 0,
 ) -> Any:
     """Multiply two matrices, or two batches of matrices: C = alpha · op(A) @ op(B) + beta · C.
 
@@ -206,6 +207,10 @@ def matmul(
         multiplied. By default a product of one DistMatrix and its transpose is recognised, as A @ A.T.
     fill : {"both", "lower"}
         Part of a symmetric C to compute; "lower" leaves zeros above the diagonal.
+    fast : {0, 1, 2}
+        How often Strassen's algorithm may cut a local product into 7 of half the size, instead of 8 (default 0). It
+        does where halves have 768 rows, columns and steps of k or more, and A, B and C one type of 32 bits or more.
+        Rounding errors of floats are larger, integers exact. Not for batches.
 
     Returns
     -------
@@ -238,14 +243,14 @@ def matmul(
         return product_of_vectors(matmul, locals())
     asked = (
         mesh, layout, alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit,
-        compute_dtype, deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
+        compute_dtype, deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill, fast,
     )
     if c is None and (found := PlanCache.of(mesh).repeated(A, B, out, asked)) is not None:
         return found
     A, B = as_operands(A, B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
-        deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
+        deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill, fast,
     )
     with agreed(mesh.comm, "matmul", layout=layout, **vars(options)) as facts:
         given = [x if isinstance(x, DistMatrix | DistArray) else array_of(n, x) for n, x in (("A", A), ("B", B))]

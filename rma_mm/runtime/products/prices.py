@@ -19,6 +19,7 @@ from rma_mm.errors import OptionError, quoted
 from rma_mm.flavours import find_flavour
 from rma_mm.geometry.shares import relative, speeds_problem
 from rma_mm.kernels import choose_kernel
+from rma_mm.kernels.choice.choice import priced
 from rma_mm.kernels.threads import threads_per_rank, using_threads
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL, Machine
@@ -38,11 +39,11 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
     Collective; measures the machine if needed. Raises MachineError for an invalid RMA_MM_MACHINE.
     """
     options = operands.options
-    dtype = operands.accum_dtype.name
+    dtype, kernel = operands.accum_dtype.name, priced(operands.kernel)
     each = zip("ABC", (operands.a, operands.b, operands.c), strict=True)
     flavours = tuple((x, flavour_of(mesh, operand)) for x, operand in each)
     machine = machine_of(
-        mesh.comm, mesh.node_of, threads=mesh.threads, dtype=dtype, kernel=operands.kernel,
+        mesh.comm, mesh.node_of, threads=mesh.threads, dtype=dtype, kernel=kernel,
         may_measure=options.algorithm == "auto" and mesh.size > 1 and operands.semiring.is_arithmetic,
         flavours=tuple(sorted({flavour for _, flavour in flavours})),
     )
@@ -50,7 +51,7 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
     factors = () if options.deterministic else mesh.metrics.relief.factors  # other shares may give other bits
     machine = _with(machine, mesh.speeds, factors)
     reading = max(operands.a.reading, operands.b.reading)
-    return CostModel(machine, dtype, operands.kernel, max(sizes), operands.accum_dtype.itemsize, flavours, reading)
+    return CostModel(machine, dtype, kernel, max(sizes), operands.accum_dtype.itemsize, flavours, reading)
 
 
 def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tuple[float, ...] = ()) -> Machine:

@@ -42,6 +42,7 @@ def verify(
     epilogue: Epilogue | None = None,
     symmetric: bool | str | None = None,
     fill: str = "both",
+    fast: int = 0,
 ) -> Verdict:
     """Check that C = alpha · op(A) @ op(B) + beta · C0, without gathering a matrix.
 
@@ -61,7 +62,7 @@ def verify(
         C before the product; needed if `beta` is not 0.
     transpose_a, transpose_b, conjugate_a, conjugate_b : optional
         As in the `matmul` that computed C.
-    compute_dtype, semiring, epilogue, symmetric, fill : optional
+    compute_dtype, semiring, epilogue, symmetric, fill, fast : optional
         As in the `matmul` that computed C.
 
     Returns
@@ -86,7 +87,7 @@ def verify(
     A, B = as_operands(A, B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, compute_dtype=compute_dtype,
-        semiring=semiring, epilogue=epilogue, symmetric=symmetric, fill=fill,
+        semiring=semiring, epilogue=epilogue, symmetric=symmetric, fill=fill, fast=fast,
     )
     with agreed(mesh.comm, "verify") as facts:
         options = with_symmetry(options.normalised(), A, B)

@@ -50,15 +50,15 @@ class Verdict:
 def verify(
     a: MatrixView, b: MatrixView, c: MatrixView, *, alpha: Any = 1, beta: Any = 0, before: MatrixView | None = None,
     conj_a: bool = False, conj_b: bool = False, seed: int = 0, semiring: Semiring = PLUS_TIMES,
-    epilogue: Epilogue | None = None, product: np.dtype[Any] | None = None, quick: bool = False,
+    epilogue: Epilogue | None = None, product: np.dtype[Any] | None = None, quick: bool = False, fast: int = 0,
 ) -> Verdict:
     """Check C = alpha · op(A) @ op(B) + beta · C0; op conjugates. Collective; all ranks get the same verdict.
 
     For the command and `RMA_MM_CHECK`, whose ranks have agreed on the arguments: it does not compare them once more.
     a: (m, k), b: (k, n), c: (m, n), transposed already. before: C0, needed where beta ≠ 0, untouched since.
     epilogue: what followed the product, which was of element type `product`. quick: whether no more is done to a large
-    product of floats than `screen` does, unless that looks wrong. Raises DtypeError for scalars that the
-    type of the sums does not hold.
+    product of floats than `screen` does, unless that looks wrong. fast: as in `matmul`. Raises DtypeError for scalars
+    that the type of the sums does not hold.
     """
     if 0 in c.shape:  # and k may be anything
         return Verdict(True, 0.0, how="there are no elements")
@@ -75,7 +75,7 @@ def verify(
         if not semiring.is_arithmetic:
             verdict = _exact(*wrong_semiring(a, b, c, before, semiring, seed), c.shape[0], _others(semiring))
         elif closed.product.kind not in "iub":
-            verdict = _floats(closed, seed, quick)
+            verdict = _floats(closed, seed, quick, fast)
         elif epilogue is None and c.dtype.kind in "iu":
             verdict = _integers(a, b, c, before, alpha, beta, seed)
         else:
@@ -101,11 +101,11 @@ def _how(rows: int, m: int, others: tuple[str, str]) -> tuple[str, str]:
     return (WHOLE, "") if rows == m else (SOME.format(rows, m, others[0]), others[1])
 
 
-def _floats(closed: EpilogueProduct, seed: int, quick: bool) -> Verdict:
+def _floats(closed: EpilogueProduct, seed: int, quick: bool, fast: int) -> Verdict:
     """Return the check for real and complex types. Collective."""
-    p = product_of(closed)
+    p = product_of(closed, fast)
     m, n, k = *p.c.shape, p.a.shape[1]
-    if quick and how_many(m, n, k) < m and looks_right(p, seed):
+    if quick and not fast and how_many(m, n, k) < m and looks_right(p, seed):
         return Verdict(True, None, "", None, *SCREENED)
     touched = scan_values(p)
     if touched.impossible:
@@ -119,7 +119,7 @@ def _floats(closed: EpilogueProduct, seed: int, quick: bool) -> Verdict:
     return Verdict(not reason, worst, reason, len(rows), *_how(len(rows), p.c.shape[0], others))
 
 
-def product_of(closed: EpilogueProduct) -> FloatProduct:
+def product_of(closed: EpilogueProduct, fast: int) -> FloatProduct:
     """Return the parts of a product of floats to compute with."""
     c, kept = closed.c, closed.epilogue
     working = np.dtype(np.complex128 if closed.product.kind == "c" else np.float64)
@@ -130,7 +130,7 @@ def product_of(closed: EpilogueProduct) -> FloatProduct:
     sizes = *c.shape, closed.a.shape[1]
     return FloatProduct(
         c.mesh.comm, a, b, Part(c, stored), before, complex(closed.alpha), complex(closed.beta),
-        rounding(closed.product, c.dtype, sizes, c.mesh.grid.size), bias,
+        rounding(closed.product, c.dtype, sizes, c.mesh.grid.size, fast), bias,
         narrow_type(closed.product, c.dtype, sizes[2]), kept.activation,
     )
 

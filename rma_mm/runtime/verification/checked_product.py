@@ -120,7 +120,7 @@ def verdict_of(
     return verify(
         A.T if o.transpose_a else A, B.T if o.transpose_b else B, C, alpha=o.alpha, beta=o.beta, before=before,
         conj_a=o.conjugate_a, conj_b=o.conjugate_b, seed=seed, semiring=given.semiring, epilogue=o.epilogue,
-        product=given.product_dtype, quick=quick,
+        product=given.product_dtype, quick=quick, fast=o.fast,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ class Rounding:
     largest: float  # largest finite number of C's type
     acc_largest: float  # largest finite number of the type in which C is summed
     tiny: float  # what underflow may lose in one element of C
+    fast: int = 0  # how often Strassen's algorithm may have cut the product
+    norms: tuple[float, float] = (0.0, 0.0)
+    """Largest Σ|a·b|² and partial sum of any element of such a product, whose errors spread to other elements."""
 
     def deviation(self, squares: Array, reach: Array, start: Array | float = 0.0) -> Array:
         """Return the standard deviation of the rounding error of sums, element by element.
@@ -38,16 +41,19 @@ class Rounding:
 
         An addition makes an error of variance u²/6 of its result's square, on the average over the mantissas. In a sum
         of `depth` terms of either sign the partial sums' squares grow like those of the terms, in one of equal signs
-        like (t/depth)²; what is added up of such sums is as large as C may be.
+        like (t/depth)²; what is added up of such sums is as large as C may be. Each time that Strassen's algorithm cuts
+        a product, an element of C becomes the sum of up to 12 terms from products of halves, instead of 2.
         """
         within = self.depth * squares / 2
         among = (self.depth * self.depth / max(1, self.terms) + self.panels) * reach**2 / 3
         onto = (self.panels + (self.depth if self.depth > BLOCK_TERMS else 0)) * np.square(start)
-        result: Array = self.acc * np.sqrt((within + among + onto) / 6)
+        result: Array = self.acc * np.sqrt(6**self.fast * (within + among + onto) / 6)
         return result
 
 
-def rounding(product: np.dtype[Any], stored: np.dtype[Any], sizes: tuple[int, int, int], ranks: int) -> Rounding:
+def rounding(
+    product: np.dtype[Any], stored: np.dtype[Any], sizes: tuple[int, int, int], ranks: int, fast: int = 0
+) -> Rounding:
     """Return the rounding of a product of type `product` and (m, n, k), stored as `stored`."""
     m, n, k = sizes
     summed_in = accumulator(product)
@@ -59,7 +65,7 @@ def rounding(product: np.dtype[Any], stored: np.dtype[Any], sizes: tuple[int, in
     underflow = (k + 2) * float(acc.smallest_normal) + tiny * unit
     final = unit if unit > float(acc.eps) / 2 else 0.0
     panels = min(terms, terms // PANEL + ranks) + 2
-    return Rounding(terms, depth, panels, float(acc.eps) / 2, final, largest, float(acc.max), underflow)
+    return Rounding(terms, depth, panels, float(acc.eps) / 2, final, largest, float(acc.max), underflow, fast)
 
 
 def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
@@ -110,7 +116,7 @@ class ScannedValues:
 def scan_values(p: FloatProduct) -> ScannedValues:
     """Look for NaN and infinities, and measure the rows of A and columns of B. Collective."""
     m, n = p.c.shape
-    bad_rows, bad_cols, rows, cols, old, squares = (np.zeros(size) for size in (m, n, m, n, m, n))
+    bad_rows, bad_cols, rows, cols, old, squares, heights = (np.zeros(size) for size in (m, n, m, n, m, n, m))
     for part in p.parts:
         if part is p.c:
             continue
@@ -127,11 +133,18 @@ def scan_values(p: FloatProduct) -> ScannedValues:
                 squares[part.cols] += squared(block).sum(axis=0)
             elif part is p.a:
                 rows[at] += sizes
+                if p.rounding.fast:
+                    heights[at] += squared(block).sum(axis=1)
             else:
                 old[at] += sizes
-    bad_rows, bad_cols, rows, cols, old, squares = allreduce_sums(p.comm, bad_rows, bad_cols, rows, cols, old, squares)
-    most = int(np.finfo(p.narrow).maxexp) - 8
-    scales = _power(rows, most), _power(cols, most)
+    bad_rows, bad_cols, rows, cols, old, squares, heights = allreduce_sums(
+        p.comm, bad_rows, bad_cols, rows, cols, old, squares, heights
+    )
+    if p.rounding.fast:
+        high, wide, most = (float(np.max(x[np.isfinite(x)], initial=0)) for x in (heights, squares, cols))
+        p.rounding = replace(p.rounding, norms=(most**2 * high, (high * wide) ** 0.5))
+    bits = int(np.finfo(p.narrow).maxexp) - 8
+    scales = _power(rows, bits), _power(cols, bits)
     norms = np.clip(np.nan_to_num(np.sqrt(squares)), scales[1] / 4, scales[1] * max(1, p.b.shape[0]) ** 0.5)
     touched = ScannedValues(bad_rows > 0, bad_cols > 0, np.zeros(m, bool), 0, scales, norms)
     _look_at_result(p, touched, old)

@@ -134,6 +134,7 @@ def recompute_rows(p: FloatProduct, rows: Indices) -> Rows:
         made = made + scalar(p.beta, old) * old
         start = np.abs(np.where(np.isfinite(old), old, 0)) * abs(p.beta)
     r = p.rounding
+    squares, reach = np.maximum(squares, r.norms[0] / scale**2), np.maximum(reach, r.norms[1] / scale)
     with_scale = abs(p.alpha) * scale
     sigma = with_scale * r.deviation(squares, reach, start / np.where(with_scale > 0, with_scale, 1))
     bias = np.broadcast_to(p.bias, p.c.shape)[rows]

@@ -1,0 +1,157 @@
+"""Fast products: Strassen's algorithm, whose sums of submatrices are formed while these are packed.
+
+After V. Strassen, "Gaussian elimination is not optimal" (Numer. Math. 13, 1969): 7 products of halves instead of 8. How
+sums join packing, and tiles go to several submatrices of C: J. Huang et al., "Strassen's algorithm reloaded" (SC 2016).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.kernels.gemm.blocks import blocks_of
+from rma_mm.kernels.gemm.cpu import host
+from rma_mm.kernels.gemm.form import form_of
+from rma_mm.kernels.gemm.product import (
+    Call,
+    bind_numba,
+    bound,
+    bound_loops,
+    code,
+    parts_of,
+    storage,
+)
+from rma_mm.kernels.product import LocalOperands, Product
+from rma_mm.kernels.threads import get_threads, run_concurrently
+
+LEFT = (1, 0, 0, 1), (0, 0, 1, 1), (1, 0, 0, 0), (0, 0, 0, 1), (1, 1, 0, 0), (-1, 0, 1, 0), (0, 1, 0, -1)
+RIGHT = (1, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, -1), (-1, 0, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1)
+RESULT = (1, 0, 0, 1), (0, 0, 1, -1), (0, 1, 0, 1), (1, 0, 1, 0), (-1, 1, 0, 0), (0, 0, 0, 1), (1, 0, 0, 0)
+"""Factors of the quarters of A and B whose sums each product multiplies, and of those of C that it is added to.
+
+The first is (A00 + A11) · (B00 + B11), and is added to C00 and C11.
+"""
+LEAST = 768, 1024
+"""Rows, columns and steps of k in a submatrix of a product that is cut once, and twice, at least; sums of smaller ones
+take longer than is saved."""
+
+
+def bind_fast(levels: int, problem: LocalOperands) -> Product:
+    """Return the product by Strassen's algorithm, `levels` times recursive where it is large enough.
+
+    Others are done by generated code as usual, and so are those of NaN or infinities, which would spread.
+    """
+    if not is_cut(levels, problem):
+        return bind_numba(problem)
+    calls = [_bound(levels, part) for part in parts_of(problem, get_threads())]
+    return Product.by(f"fast{levels}", problem, *((run_concurrently, calls) if len(calls) > 1 else calls))
+
+
+def is_cut(levels: int, problem: LocalOperands) -> bool:
+    """True if any of a product is done by fewer multiplications."""
+    one_type = problem.a.dtype if problem.a.dtype == problem.b.dtype else None
+    is_fit = problem.c.ndim == 2 and has_fast(problem.c.dtype, one_type)
+    return is_fit and cuts(levels, parts_of(problem, get_threads())[0].sizes) > 0
+
+
+def has_fast(dtype: np.dtype[Any], operands: np.dtype[Any] | None) -> bool:
+    """True for a result whose type both operands have, too, and whose elements are multiplied one by one."""
+    return operands == dtype and dtype.kind in "fciu" and dtype.itemsize >= 4
+
+
+def cuts(levels: int, sizes: tuple[int, int, int]) -> int:
+    """Return how often a product of this size is cut."""
+    while levels and min(sizes) >> levels < LEAST[levels - 1]:
+        levels -= 1
+    return levels
+
+
+def _bound(levels: int, p: LocalOperands) -> Call:
+    """Return the call for a part of a product: submatrices of equal sizes, and what remains at the edges."""
+    if p.c.strides[0] == p.c.itemsize != p.c.strides[1]:  # by columns: the transposed product is stored by rows
+        p = replace(p, a=p.b.T, b=p.a.T, c=p.c.T, conj_a=p.conj_b, conj_b=p.conj_a)
+    levels, usual = cuts(levels, p.sizes), bound(p)
+    if not levels:
+        return usual
+    m, n, k = (extent >> levels << levels for extent in p.sizes)
+    whole = replace(p, a=p.a[:m, :k], b=p.b[:k, :n], c=p.c[:m, :n])
+    steps = [_call(levels, whole)]
+    if k < p.sizes[2]:
+        one = p.c.dtype.type(1)
+        steps.append(bound(replace(whole, a=p.a[:m, k:], b=p.b[k:, :n], beta=one)))
+    if m < p.sizes[0]:
+        steps.append(bound(replace(p, a=p.a[m:], c=p.c[m:])))
+    if n < p.sizes[1]:
+        steps.append(bound(replace(p, a=p.a[:m], b=p.b[:, n:], c=p.c[:m, n:])))
+    return partial(_checked, p, steps, usual)
+
+
+def _checked(p: LocalOperands, steps: list[Call], usual: Call) -> None:
+    """Do a product, but as usual where NaN or infinities would spread to other rows and columns."""
+    is_exact = p.c.dtype.kind in "iu"
+    if p.beta != 0 and not is_exact and not (_is_finite(p.a) and _is_finite(p.b)):
+        usual()
+        return
+    for step in steps:
+        step()
+    if p.beta == 0 and not is_exact and not _is_finite(p.c):
+        usual()
+
+
+def _is_finite(x: NDArray[Any]) -> bool:
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(x.sum()))
+
+
+def _call(levels: int, p: LocalOperands) -> Call:
+    form = replace(form_of(p.semiring, p.a.dtype, p.b.dtype, p.c.dtype, host(), False), terms=2**levels)
+    loops = code(form, *(storage(x.dtype, False) for x in (p.a, p.b, p.c)))
+    m, n, k = (extent >> levels for extent in p.sizes)
+    blocks, made = blocks_of(form, m, n, k, host()), table(levels, *(_offsets(levels, x) for x in (p.a, p.b, p.c)))
+    return bound_loops(form, loops, blocks, p.a, p.b, p.c, p.alpha, p.beta, p.conj_a, p.conj_b, made)
+
+
+def _offsets(levels: int, x: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where the submatrices of a matrix begin, in bytes, row by row of them."""
+    along = np.arange(2**levels)
+    down, across = (along * (extent >> levels) * stride for extent, stride in zip(x.shape, x.strides, strict=True))
+    starts: NDArray[np.int64] = np.add.outer(down, across).reshape(-1)
+    return starts
+
+
+def table(
+    levels: int, of_a: NDArray[np.int64], of_b: NDArray[np.int64], of_c: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return what `fast_loops` reads: the number of products, and of each its operands and its targets.
+
+    An operand is where its first submatrix begins, and (distance from there, sign) of each other. Targets are their
+    number, and (where it begins, sign, whether it was a target before) of each. of_a, of_b, of_c: where submatrices
+    begin.
+    """
+    most, words, seen = 2**levels, [7**levels], set()
+    for rows in zip(*(_factors(levels, factors) for factors in (LEFT, RIGHT, RESULT)), strict=True):
+        for factors, begins in zip(rows[:2], (of_a, of_b), strict=True):
+            first, *others = sorted(np.flatnonzero(factors), key=lambda at: -factors[at])
+            words.append(begins[first])
+            words += [x for at in others for x in (begins[at] - begins[first], factors[at])]
+            words += [0, 0] * (most - 1 - len(others))
+        places = np.flatnonzero(rows[2])
+        words.append(len(places))
+        for at in places:
+            words += [of_c[at], rows[2][at], at in seen]
+            seen.add(at)
+        words += [0, 0, 0] * (most - len(places))
+    return np.array(words, np.int64)
+
+
+def _factors(levels: int, of_one: tuple[tuple[int, ...], ...]) -> list[NDArray[np.int64]]:
+    """Return the factors of submatrices when halves are halved again: of each product one for each submatrix."""
+    base = np.array(of_one).reshape(-1, 2, 2)
+    made = base
+    for _ in range(levels - 1):
+        made = np.stack([np.kron(outer, inner) for outer in made for inner in base])
+    return list(made.reshape(len(made), -1))
