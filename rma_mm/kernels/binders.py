@@ -6,6 +6,7 @@ from functools import partial
 
 from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.blas import bind_blas
+from rma_mm.kernels.gemm.form import FAST
 from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms
 from rma_mm.kernels.product import Binder, LocalOperands, Product
 
@@ -27,16 +28,16 @@ def bind_fast(levels: int, problem: LocalOperands) -> Product:
     return bind_generated(levels, problem)
 
 
-KERNELS: dict[str, Binder] = {
-    "blas": bind_blas, "numba": bind_numba, "numpy": bind_numpy,
-    "fast1": partial(bind_fast, 1), "fast2": partial(bind_fast, 2),
-}
+KERNELS: dict[str, Binder] = {"blas": bind_blas, "numba": bind_numba, "numpy": bind_numpy}
 """The ways to do a local product, by name."""
+
+FAST_KERNELS: dict[str, Binder] = {name: partial(bind_fast, levels) for name, levels in FAST.items()}
+"""The ways to do one by fewer multiplications, by name."""
 
 SEMIRING_KERNELS: dict[str, Binder] = {"numba": bind_numba, "numpy": bind_terms}
 """The ways to do one by other operations than + and ×, by name."""
 
-BINDERS = (KERNELS, SEMIRING_KERNELS)
+BINDERS = (KERNELS | FAST_KERNELS, SEMIRING_KERNELS)
 
 
 def bound(

@@ -17,7 +17,7 @@ from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
 from rma_mm.errors import DtypeError, OptionError, ShapeError
 from rma_mm.kernels.binders import BINDERS, bound
 from rma_mm.kernels.blas import plan_blas
-from rma_mm.kernels.choice.choice import FAST, choose_kernel
+from rma_mm.kernels.choice.choice import choose_kernel
 from rma_mm.kernels.elementwise import cast, scale
 from rma_mm.kernels.epilogue.epilogue import (
     Epilogue,
@@ -28,6 +28,7 @@ from rma_mm.kernels.epilogue.epilogue import (
     element_type,
     run_all,
 )
+from rma_mm.kernels.gemm.form import FAST
 from rma_mm.kernels.numpy_gemm import plan_numpy, terms_bytes
 from rma_mm.kernels.product import Binder, LocalOperands, Product, check_apart, checked
 from rma_mm.kernels.symmetric import bind_syrk, triangle
@@ -151,7 +152,7 @@ def scratch_bytes(
     if name in ("numba", *FAST):
         from rma_mm.kernels.gemm.product import scratch_of
 
-        return scratch_of(semiring, m, n, k, a_dtype, b_dtype, c_dtype)
+        return scratch_of(semiring, m, n, k, a_dtype, b_dtype, c_dtype, levels=FAST.get(name, 0))
     if not semiring.is_arithmetic:
         return terms_bytes(m, n, k, a_dtype, b_dtype, c_dtype)
     return plan_numpy(a_dtype, b_dtype, c_dtype, conj, conj).scratch_bytes(m, n, k)

@@ -18,6 +18,7 @@ from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import count_of, display_path
 from rma_mm.kernels.choice.rates import calls_a_second
 from rma_mm.kernels.choice.speed import square
+from rma_mm.kernels.gemm.form import FAST
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.preference import TWO_SIDED
 from rma_mm.runtime.execution.footprint import merged
@@ -159,11 +160,14 @@ def gather_facts(
 ) -> Facts:
     """Collect the facts of a run from all ranks. `kernel`: the one asked for. Collective."""
     words = plan.words
-    mine = (words.words_intra, words.words_inter, words.messages, plan.movement, list(mesh.fallbacks))
-    intra, inter, messages, movements, fallbacks = zip(*mesh.comm.allgather(mine), strict=True)
+    mine = (words.words_intra, words.words_inter, words.messages, plan.movement, list(mesh.fallbacks), plan.kernels)
+    intra, inter, messages, movements, fallbacks, kernels = zip(*mesh.comm.allgather(mine), strict=True)
     noted = list(dict.fromkeys(text for texts in fallbacks for text in texts))
-    if kernel not in ("auto", plan.kernel):
-        noted.append(f"kernel {plan.kernel}, since {kernel} is not available")
+    used = "+".join(sorted(set().union(*kernels))) or plan.kernel
+    if kernel != "auto" and kernel not in used.split("+"):
+        noted.append(f"kernel {used}, since {kernel} is not available")
+    if plan.spec.options.fast and FAST.keys().isdisjoint(used.split("+")):
+        noted.append(f"kernel {used}: local products are not large enough for Strassen's algorithm, or of other types")
     movement = merged(movements)
     in_place = [name for name in "ABC" if "view" in movement[name].split("+")]
     if in_place and (plan.spec.options.prefer or mesh.prefer) == TWO_SIDED:
@@ -182,7 +186,7 @@ def gather_facts(
         "layouts": {name: str(plan.layouts[name]) for name in "ABC"},
         "movement": movement,
         "window": mesh.window_flavour,
-        "kernel": plan.kernel,
+        "kernel": used,
         "threads": mesh.threads,
         "speeds": list(plan.choice.request.speeds),
         "fallbacks": noted,

@@ -17,10 +17,8 @@ from rma_mm.kernels.blas import check_type, fits, library
 from rma_mm.kernels.cache import cache_folder
 from rma_mm.kernels.choice.rates import FEW_ROWS, measured, rates, shape_class
 from rma_mm.kernels.compiling import is_installed, works
-from rma_mm.kernels.gemm.fast import cuts, has_fast
-from rma_mm.kernels.gemm.form import emitted, no_code
+from rma_mm.kernels.gemm.form import FAST, cuts, emitted, has_fast, no_code
 
-FAST = {"fast1": 1, "fast2": 2}  # kernels that multiply less than the classical count, and how often they cut a product
 NAMES = ("blas", "numba", "numpy", *FAST)  # the kernels there are
 
 COMPILE_FROM = 2**27  # m·n·k from which code is worth being compiled where no BLAS fits, or where BLAS packs much

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rma_mm.kernels.gemm.blocks import blocks_of
 from rma_mm.kernels.gemm.cpu import host
-from rma_mm.kernels.gemm.form import form_of
+from rma_mm.kernels.gemm.form import cuts, form_of, has_fast
 from rma_mm.kernels.gemm.product import (
     Call,
     bind_numba,
@@ -35,9 +35,6 @@ RESULT = (1, 0, 0, 1), (0, 0, 1, -1), (0, 1, 0, 1), (1, 0, 1, 0), (-1, 1, 0, 0),
 
 The first is (A00 + A11) · (B00 + B11), and is added to C00 and C11.
 """
-LEAST = 768, 1024
-"""Rows, columns and steps of k in a submatrix of a product that is cut once, and twice, at least; sums of smaller ones
-take longer than is saved."""
 
 
 def bind_fast(levels: int, problem: LocalOperands) -> Product:
@@ -56,18 +53,6 @@ def is_cut(levels: int, problem: LocalOperands) -> bool:
     one_type = problem.a.dtype if problem.a.dtype == problem.b.dtype else None
     is_fit = problem.c.ndim == 2 and has_fast(problem.c.dtype, one_type)
     return is_fit and cuts(levels, parts_of(problem, get_threads())[0].sizes) > 0
-
-
-def has_fast(dtype: np.dtype[Any], operands: np.dtype[Any] | None) -> bool:
-    """True for a result whose type both operands have, too, and whose elements are multiplied one by one."""
-    return operands == dtype and dtype.kind in "fciu" and dtype.itemsize >= 4
-
-
-def cuts(levels: int, sizes: tuple[int, int, int]) -> int:
-    """Return how often a product of this size is cut."""
-    while levels and min(sizes) >> levels < LEAST[levels - 1]:
-        levels -= 1
-    return levels
 
 
 def _bound(levels: int, p: LocalOperands) -> Call:
@@ -133,11 +118,11 @@ def table(
     begin.
     """
     most, words, seen = 2**levels, [7**levels], set()
-    for rows in zip(*(_factors(levels, factors) for factors in (LEFT, RIGHT, RESULT)), strict=True):
-        for factors, begins in zip(rows[:2], (of_a, of_b), strict=True):
-            first, *others = sorted(np.flatnonzero(factors), key=lambda at: -factors[at])
+    for rows in zip(*(factors(levels, each) for each in (LEFT, RIGHT, RESULT)), strict=True):
+        for each, begins in zip(rows[:2], (of_a, of_b), strict=True):
+            first, *others = sorted(np.flatnonzero(each), key=each.__getitem__, reverse=True)
             words.append(begins[first])
-            words += [x for at in others for x in (begins[at] - begins[first], factors[at])]
+            words += [x for at in others for x in (begins[at] - begins[first], each[at])]
             words += [0, 0] * (most - 1 - len(others))
         places = np.flatnonzero(rows[2])
         words.append(len(places))
@@ -148,7 +133,7 @@ def table(
     return np.array(words, np.int64)
 
 
-def _factors(levels: int, of_one: tuple[tuple[int, ...], ...]) -> list[NDArray[np.int64]]:
+def factors(levels: int, of_one: tuple[tuple[int, ...], ...]) -> list[NDArray[np.int64]]:
     """Return the factors of submatrices when halves are halved again: of each product one for each submatrix."""
     base = np.array(of_one).reshape(-1, 2, 2)
     made = base

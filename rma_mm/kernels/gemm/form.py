@@ -22,6 +22,10 @@ SUMMED = 512  # products of floats that are added up before they join other sums
 ACROSS, ALONG = "across", "along"
 OVERWRITES, ADDS, SCALES = 0, 1, 2
 """Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
+FAST = {"fast1": 1, "fast2": 2}  # kernels that multiply less than by the classical count: how often they cut a product
+LEAST = 768, 1024
+"""Rows, columns and steps of k in a submatrix of a product that is cut once, and twice, at least; sums of smaller ones
+take longer than is saved."""
 SCALARS = 64  # bytes of the scalars in front of the table of a fast product
 _NUMBERS: tuple[np.ufunc, ...] = (np.add, np.multiply, np.minimum, np.maximum)
 _BITS: tuple[np.ufunc, ...] = (np.bitwise_or, np.bitwise_and, np.bitwise_xor)
@@ -143,6 +147,18 @@ def few_rows(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, in_
         return None
     tiled = _tiled(cpu, c.name, ARITHMETIC, c.name, c.name, reading(a), reading(b))
     return replace(tiled, rows=4, vectors=min(tiled.lanes, cpu.registers // 8), in_place=in_place)
+
+
+def has_fast(dtype: np.dtype[Any], operands: np.dtype[Any] | None) -> bool:
+    """True for a result whose type both operands have, too, and whose elements are multiplied one by one."""
+    return operands == dtype and dtype.kind in "fciu" and dtype.itemsize >= 4
+
+
+def cuts(levels: int, sizes: tuple[int, int, int]) -> int:
+    """Return how often a product of this size is cut."""
+    while levels and min(sizes) >> levels < LEAST[levels - 1]:
+        levels -= 1
+    return levels
 
 
 def no_code(semiring: Semiring, dtype: np.dtype[Any]) -> str:

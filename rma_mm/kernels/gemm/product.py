@@ -118,7 +118,7 @@ def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking
 @lru_cache(maxsize=1024)
 def _scratch_of(
     semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int,
-    threads: int,
+    levels: int, threads: int,
 ) -> int:
     blocking, outer = plan_numba(a, b, c), 0
     if blocking is not None:
@@ -131,16 +131,21 @@ def _scratch_of(
         for x, y, height, width in ((a, b, rows, columns), (b, a, columns, rows)):  # a c stored by columns swaps them
             packing = [form_of(semiring, x, y, c, host(), safe) for safe in (True, False)]
             reading = [few_rows(x, y, c, host(), way) for way in (ACROSS, ALONG) if height <= FEW]
-            sizes = [blocks_of(form, height, width, k, host()) for form in packing]
+            sizes = [
+                blocks_of(form, height >> cut, width >> cut, k >> cut, host())
+                for form in packing for cut in range(levels + 1)
+            ]
             sizes += [few_blocks(form, height, width, k, host()) for form in reading if form is not None]
             most = max(most, _MARGIN + max(blocks.total_bytes for blocks in sizes))
     return outer + most * threads
 
 
 def scratch_of(
-    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int = 1
+    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int = 1,
+    levels: int = 0,
 ) -> int:
-    return _scratch_of(semiring, m, n, k, a, b, c, count, get_threads())
+    """Bytes of scratch that a product takes, at the most. levels: how often `fast` may cut it."""
+    return _scratch_of(semiring, m, n, k, a, b, c, count, levels, get_threads())
 
 
 # -- one product, one thread ------------------------------------------------------------------------

@@ -76,6 +76,7 @@ class Setup:
     transfers: list[Transfer]  # everything bound, to be closed in the end
     channels: list[Channel]
     total_work: float = 0.0
+    kernels: set[str] = field(default_factory=set)  # those that do local products
     trace: Trace | None = None  # where to note what is done when
     machine: Machine | None = None  # what transfers are compared with
     closings: EpilogueBinder = field(init=False)
@@ -347,6 +348,7 @@ class Binding:
         b = b.T if op.b_is_transposed_a else b
         product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, tile, op.half)
         self.steps.append(product)
+        self.setup.kernels.add(product.kernel)
         self.actions_of_steps += 1
         work = float(multiply_adds(op))
         self.setup.total_work += work

@@ -17,9 +17,8 @@ from rma_mm.flavours import Flavour
 from rma_mm.geometry.extents import parse_bytes
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
-from rma_mm.kernels.choice.choice import FAST
 from rma_mm.kernels.epilogue.epilogue import Epilogue
-from rma_mm.kernels.gemm.fast import cuts
+from rma_mm.kernels.gemm.form import FAST, cuts
 from rma_mm.policy.planner.preference import check_preference
 from rma_mm.schedule.algorithm import Files
 from rma_mm.schedule.schedule import STAGE, Schedule
