@@ -38,7 +38,7 @@ def test_products_are_right_and_checked(comm):
             np.testing.assert_allclose(C.to_numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
             plan = rma_mm.plan(A, B, fast=levels)
             plan.execute(A, B)
-            assert comm.allreduce(plan.kernels == {f"fast{levels}"})
+            assert comm.allreduce(plan.prepared.kernels == {f"fast{levels}"})
 
 
 @parallel(ranks=(2,), env=("nolocal",))

@@ -1,6 +1,6 @@
 """Fast products: Strassen's algorithm, whose sums of submatrices are formed while these are packed.
 
-After V. Strassen, "Gaussian elimination is not optimal" (Numer. Math. 13, 1969): 7 products of halves instead of 8. How
+After V. Strassen, "Gaussian elimination is not optimal" (Numerische Mathematik 13, 1969): 7 products of halves instead of 8. How
 sums join packing, and tiles go to several submatrices of C: J. Huang et al., "Strassen's algorithm reloaded" (SC 2016).
 """
 
@@ -49,7 +49,7 @@ def bind_fast(levels: int, problem: LocalOperands) -> Product:
 
 
 def is_cut(levels: int, problem: LocalOperands) -> bool:
-    """True if any of a product is done by fewer multiplications."""
+    """True if a product, or a part of it, is done by fewer multiplications."""
     one_type = problem.a.dtype if problem.a.dtype == problem.b.dtype else None
     is_fit = problem.c.ndim == 2 and has_fast(problem.c.dtype, one_type)
     return is_fit and cuts(levels, parts_of(problem, get_threads())[0].sizes) > 0

@@ -21,7 +21,7 @@ from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.algorithm import DIMS, PlacedProblem
-from rma_mm.schedule.lowering.decisions import LoweringDecisions
+from rma_mm.schedule.lowering.decisions import LONGEST, LoweringDecisions
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Op, Slot
 from rma_mm.schedule.schedule import Schedule, remembered
@@ -35,6 +35,7 @@ WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
 READ_AT_ONCE = 2**22
 """Elements of a panel of A and one of B together, as wide as they are made where they come from files."""
+FAST_PIECES = 8  # as many multiply-adds may a Multiply have that Strassen's algorithm cuts: 3 s of one core
 PANELS = 512
 """A rank's panels, those of all tasks that may fall to it, up to which they are made narrower to save memory."""
 CHECKED = 2**30  # bytes of all ranks from which on a product is compared with the memory that is free
@@ -147,12 +148,16 @@ class MemoryTrial:
             width = max(width, READ_AT_ONCE // max(1, sum(self.problem.shape) - self.problem.shape[dim]))
         width, *others = (max(grain, each // grain * grain) for each in (width, *WIDTHS))
         others += [each for each in WIDTHS if each < grain]  # by which chunks are read several times
-        schedule = lower(self.candidate.algorithm, self.problem, Tuning(width))
+        schedule = lower(self.candidate.algorithm, self.problem, self.tuning(width))
         self.standing = standing_bytes(self.mesh, schedule, self.operands)
         self.walked = self.problem.shape[dim]
         self.tasks = schedule.pool.tasks if schedule.pool else 1
         narrower = [each for each in dict.fromkeys(others) if each < width and self.panels(each) <= PANELS]
-        self.tunings = [Tuning(each, depth) for each in (width, *narrower) for depth in DEPTHS]
+        self.tunings = [self.tuning(each, depth) for each in (width, *narrower) for depth in DEPTHS]
+
+    def tuning(self, width: int, depth: int = DEPTHS[-1]) -> Tuning:
+        """Return a tuning; Strassen's algorithm saves more of longer products."""
+        return Tuning(width, depth, LONGEST * (FAST_PIECES if self.operands.options.fast else 1))
 
     @cached_property
     def reads(self) -> LoweringDecisions:
@@ -165,7 +170,7 @@ class MemoryTrial:
         """Return the hungriest tuning that fits, None if none does. Collective."""
         for tuning in self.tunings:
             if limit is not None and self.least[tuning] <= limit and tuning.width not in {t.width for t in self.seen}:
-                self.look(Tuning(tuning.width, DEPTHS[-1]))  # it says the most of all the others
+                self.look(self.tuning(tuning.width))  # it says the most of all the others
             if limit is not None and self.least[tuning] > limit:
                 continue
             schedule, is_ordered = self.look(tuning)
@@ -241,7 +246,7 @@ def _leanest(trials: list[MemoryTrial]) -> tuple[str, int, bool]:
         trial, tuning = trials[n], trials[n].tunings[-at]
         if not is_guess or work > WORK:
             return trial.candidate.algorithm.name, need, not is_guess
-        wide = Tuning(trial.candidate.width, DEPTHS[-1])
+        wide = trial.tuning(trial.candidate.width)
         tuning = tuning if wide in trial.seen else wide
         work += trial.panels(tuning.width)
         trial.look(tuning)

@@ -162,11 +162,6 @@ class Plan:
         return self.spec.kernel
 
     @property
-    def kernels(self) -> set[str]:
-        """Local kernels of this rank's products on the operands that it was executed on lately."""
-        return {kernel for executable in self.prepared.bound.values() for kernel in executable.setup.kernels}
-
-    @property
     def epilogue(self) -> str | None:
         """Description of the epilogue; None if there is none."""
         return self.choice.epilogue

@@ -88,6 +88,11 @@ class Prepared:
         choice = self.choice
         return self.mesh.window_flavour != choice.flavour.name and bool(choice.request.in_place or self.node_scratch)
 
+    @property
+    def kernels(self) -> set[str]:
+        """Local kernels of this rank's products, on the operands of its last executions."""
+        return {kernel for executable in self.bound.values() for kernel in executable.setup.kernels}
+
     def executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, trace: Trace | None) -> Executable:
         """The operations on these operands, bound when first wanted. trace: where to note what this rank does when."""
         key = tuple((*matrix.block.key, matrix.flipped) for matrix in (A, B, C))

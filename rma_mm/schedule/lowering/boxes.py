@@ -15,7 +15,7 @@ from itertools import product
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import OPERAND_DIMS, side
 from rma_mm.schedule.lowering import decisions as limits
-from rma_mm.schedule.lowering.decisions import LoweringDecisions, longest_piece, repackings, touched
+from rma_mm.schedule.lowering.decisions import LoweringDecisions, repackings, touched
 from rma_mm.schedule.ops import Copy, Multiply, Op, Ref, Scale, Slot
 from rma_mm.schedule.schedule import home_region
 
@@ -94,7 +94,7 @@ class Boxes:
             parts = [box[dim]]
         for part in parts:
             whole = with_dim(box, dim, part)
-            longest = longest_piece(whole, dim)
+            longest = self.decisions.longest_piece(whole, dim)
             is_whole = self.decisions.is_in_reach and self.all_direct(rank, whole)
             if problem.files:
                 panels += from_multiples(part, self.decisions.width)
@@ -122,7 +122,7 @@ class Boxes:
                 if (x, region) not in operands:
                     operands[x, region] = self.operand(rank, x, region, step, f"{prefix}{step}", ops)
                 refs.append(operands[x, region])
-            longest = longest_piece(Region((m, n, k)), 2) if problem.files else len(k)
+            longest = self.decisions.longest_piece(Region((m, n, k)), 2) if problem.files else len(k)
             for c, piece in product(wanted, k.pieces(longest)):
                 a, b = replace(refs[0], region=Region((c[0], piece))), replace(refs[1], region=Region((piece, c[1])))
                 ops.append(Multiply(a, b, Ref(rank, c_buffer, c), False, step, bool(faces) and c[0] == c[1]))

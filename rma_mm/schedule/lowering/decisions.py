@@ -43,9 +43,12 @@ class LoweringDecisions:
     work: Layout
     """The placement of (m, n, k): who multiplies what. Of a C that is multiplied into where it lives, its owners."""
     width: int = WIDTH  # indices along the walked dimension in one panel, where slots are needed
+    longest: int = LONGEST  # multiply-adds of one Multiply, at the most
 
     @classmethod
-    def of(cls, algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> LoweringDecisions:
+    def of(
+        cls, algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH, longest: int = LONGEST
+    ) -> LoweringDecisions:
         """Decide where `algorithm` computes C, where it reads A and B, and which rank multiplies which box."""
         problem = replace(problem, computed=problem.computed or _computed(algorithm, problem))
         read, staged = placed_for(algorithm, problem.reduced)
@@ -58,9 +61,13 @@ class LoweringDecisions:
                 work = Layout(
                     (*read.output_layout.splits, work.splits[2]), read.output_layout.pins, grid=read.output_layout.grid
                 )
-        return cls(algorithm, problem, read, staged, work, width)
+        return cls(algorithm, problem, read, staged, work, width, longest)
 
     # -- the walk ---------------------------------------------------------------------------------
+
+    def longest_piece(self, box: Region, dim: int) -> int:
+        """Return how many indices of a dimension one Multiply may take."""
+        return max(1, self.longest * len(box[dim]) // max(1, box.size))
 
     @property
     def dim(self) -> int:
@@ -230,10 +237,6 @@ def touched(extents: Sequence[Figure], pieces: Sequence[Figure], repacked: str) 
 
 def repackings(cut: Sequence[str]) -> list[str]:
     return ["", *cut, *(["AB"] if len(cut) == 2 else [])]
-
-
-def longest_piece(box: Region, dim: int) -> int:
-    return max(1, LONGEST * len(box[dim]) // max(1, box.size))
 
 
 def placed_for(algorithm: Algorithm, problem: PlacedProblem) -> tuple[PlacedProblem, dict[str, Layout]]:

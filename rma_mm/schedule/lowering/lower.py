@@ -17,7 +17,7 @@ from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, PlacedProblem, si
 from rma_mm.schedule.lowering import decisions as limits
 from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
 from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes
-from rma_mm.schedule.lowering.decisions import LoweringDecisions, longest_piece
+from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.mirrored import mirrored
 from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, node_fetches
 from rma_mm.schedule.lowering.node_sum import merged, merging
@@ -35,6 +35,7 @@ class Tuning:
 
     width: int = limits.WIDTH  # indices along the walked dimension in one panel, where slots are needed
     depth: int = 2  # how many panels ahead Copies are issued
+    longest: int = limits.LONGEST  # multiply-adds of one Multiply, at the most
 
 
 def lower(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning | None = None) -> Schedule:
@@ -43,7 +44,8 @@ def lower(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning | None = 
     If the algorithm moves data in groups, they cost O(the steps of the groups that the rank belongs to).
     """
     tuning = tuning or Tuning()
-    return _Lowering(LoweringDecisions.of(algorithm, problem, tuning.width), tuning.depth).schedule()
+    decisions = LoweringDecisions.of(algorithm, problem, tuning.width, tuning.longest)
+    return _Lowering(decisions, tuning.depth).schedule()
 
 
 class _Lowering:
@@ -275,7 +277,7 @@ class _Lowering:
         for c in sums:
             m, n = c.region & with_span(c.region, "C", dim, step.span)
             whole = Region((m, n, step.span if dim == 2 else box[2]))
-            for piece in whole[dim].pieces(longest_piece(whole, dim)) if whole else ():
+            for piece in whole[dim].pieces(self.decisions.longest_piece(whole, dim)) if whole else ():
                 m, n, k = with_dim(whole, dim, piece)
                 left, part = replace(a, region=Region((m, k))), replace(c, region=Region((m, n)))
                 right = replace(others[0], region=Region((k, n))) if others else replace(a, region=Region((n, k)))
