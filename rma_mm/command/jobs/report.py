@@ -159,8 +159,8 @@ def gather_facts(
     moved: Mapping[str, Mapping[str, float | None]], *, kernel: str, measure_blas: bool,
 ) -> Facts:
     """Collect the facts of a run from all ranks. `kernel`: the one asked for. Collective."""
-    words = plan.words
-    mine = (words.words_intra, words.words_inter, words.messages, plan.movement, list(mesh.fallbacks), plan.prepared.kernels)
+    words, by = plan.words, plan.prepared.kernels
+    mine = (words.words_intra, words.words_inter, words.messages, plan.movement, list(mesh.fallbacks), by)
     intra, inter, messages, movements, fallbacks, kernels = zip(*mesh.comm.allgather(mine), strict=True)
     noted = list(dict.fromkeys(text for texts in fallbacks for text in texts))
     used = "+".join(sorted(set().union(*kernels))) or plan.kernel
