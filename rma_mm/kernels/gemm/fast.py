@@ -1,7 +1,7 @@
 """Fast products: Strassen's algorithm, whose sums of submatrices are formed while these are packed.
 
-After V. Strassen, "Gaussian elimination is not optimal" (1969): 7 products of halves instead of 8. That sums join packing,
-and that tiles go to several submatrices of C, is after J. Huang et al., "Strassen's algorithm reloaded" (SC 2016).
+After V. Strassen, "Gaussian elimination is not optimal" (1969): 7 products of halves instead of 8. Sums join packing,
+and tiles go to several submatrices of C, as in J. Huang et al., "Strassen's algorithm reloaded" (SC 2016).
 """
 
 from __future__ import annotations
