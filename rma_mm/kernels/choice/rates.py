@@ -23,7 +23,9 @@ from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads
 
-SMALL, LARGE, LIMIT = 96, 768, 256  # extents at which both are measured, and up to which an extent counts as small
+SMALL, LARGE, LIMIT = 96, 1024, 256
+"""Extents at which both are measured, and up to which an extent counts as small. Rows of large ones lie a multiple of a
+page apart, as they often do: there kernels differ most."""
 FEW, FEWEST = 16, 8  # rows, or columns, of c that are few, and how many are measured
 SECONDS, TIMES = 0.01, 5  # for how long each product is repeated, and how often: the median counts
 SETTLE = 0.15
