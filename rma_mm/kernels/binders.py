@@ -11,27 +11,23 @@ from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms
 from rma_mm.kernels.product import Binder, LocalOperands, Product
 
 
-def bind_numba(problem: LocalOperands) -> Product:
-    """Return the product by generated code. Raises: AlgorithmError if Numba cannot be imported."""
-    from rma_mm.kernels.gemm.product import bind_numba as bind_generated
+def bind_numba(problem: LocalOperands, levels: int = 0) -> Product:
+    """Return the product by generated code. Raises: AlgorithmError if Numba cannot be imported.
+
+    levels: how often Strassen's algorithm may cut it.
+    """
+    from rma_mm.kernels.gemm.fast import bind_fast
 
     try:
-        return bind_generated(problem)
+        return bind_fast(levels, problem)
     except ImportError as error:
         raise AlgorithmError(f"kernel 'numba' needs Numba, which cannot be imported ({error}); use 'numpy'") from None
-
-
-def bind_fast(levels: int, problem: LocalOperands) -> Product:
-    """Return the product by Strassen's algorithm; see `gemm.fast`."""
-    from rma_mm.kernels.gemm.fast import bind_fast as bind_generated
-
-    return bind_generated(levels, problem)
 
 
 KERNELS: dict[str, Binder] = {"blas": bind_blas, "numba": bind_numba, "numpy": bind_numpy}
 """The ways to do a local product, by name."""
 
-FAST_KERNELS: dict[str, Binder] = {name: partial(bind_fast, levels) for name, levels in FAST.items()}
+FAST_KERNELS: dict[str, Binder] = {name: partial(bind_numba, levels=levels) for name, levels in FAST.items()}
 """The ways to do one by fewer multiplications, by name."""
 
 SEMIRING_KERNELS: dict[str, Binder] = {"numba": bind_numba, "numpy": bind_terms}

@@ -40,9 +40,8 @@ def choose_kernel(
         known = ", ".join(("auto", *(name for name in NAMES if name not in FAST)))
         raise AlgorithmError(f"kernel {kernel!r} is unknown; {nearest(kernel, NAMES)}use one of {known}")
     if kernel in ("numba", *FAST) and not is_installed():
-        raise AlgorithmError(
-            f"kernel {kernel!r} needs Numba, which is not installed: pip install numba, or leave it out"
-        )
+        what, instead = (f"fast={FAST[kernel]}", "0") if kernel in FAST else ("kernel 'numba'", "'numpy'")
+        raise AlgorithmError(f"{what} needs Numba, which is not installed: pip install numba, or use {instead}")
     if kernel in FAST:
         return kernel if has_fast(dtype, operands) and cuts(FAST[kernel], (m, n, k)) else "numba"
     if kernel == "blas":

@@ -12,7 +12,7 @@ from rma_mm.kernels.gemm.form import ACROSS, ALONG, SUMMED, Form
 STEPS = 8
 """Rows of b that are multiplied at once where it lies, so that sums are loaded and stored once for all of them; and how
 many rows ahead of that b is asked for."""
-ROWS = 128  # of a panel of a, at least: as often is a sliver of b used that was loaded
+ROWS = 128  # of a panel of a, at least: a sliver of b is read once for each tile of them
 SHIFT = 192  # bytes between rows of sums: rows that lie a multiple of a page apart would share lines of a cache
 PANELS = 3  # what lies in scratch: a panel of a, one of b, and a tile
 _SLACK = 64  # bytes; panels begin at a cache line, and clearing rounds up

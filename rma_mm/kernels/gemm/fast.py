@@ -38,9 +38,9 @@ The first is (A00 + A11) · (B00 + B11), and is added to C00 and C11.
 
 
 def bind_fast(levels: int, problem: LocalOperands) -> Product:
-    """Return the product by Strassen's algorithm, `levels` times recursive where it is large enough.
+    """Return the product by generated code, which Strassen's algorithm cuts up to `levels` times if it is large enough.
 
-    Others are done by generated code as usual, and so are those of NaN or infinities, which would spread.
+    Products that it would give NaN or infinities, of which it makes more than belong there, are done as usual.
     """
     if not is_cut(levels, problem):
         return bind_numba(problem)

@@ -46,9 +46,7 @@ class LoweringDecisions:
     longest: int = LONGEST  # multiply-adds of one Multiply, at the most
 
     @classmethod
-    def of(
-        cls, algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH, longest: int = LONGEST
-    ) -> LoweringDecisions:
+    def of(cls, algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> LoweringDecisions:
         """Decide where `algorithm` computes C, where it reads A and B, and which rank multiplies which box."""
         problem = replace(problem, computed=problem.computed or _computed(algorithm, problem))
         read, staged = placed_for(algorithm, problem.reduced)
@@ -61,7 +59,7 @@ class LoweringDecisions:
                 work = Layout(
                     (*read.output_layout.splits, work.splits[2]), read.output_layout.pins, grid=read.output_layout.grid
                 )
-        return cls(algorithm, problem, read, staged, work, width, longest)
+        return cls(algorithm, problem, read, staged, work, width)
 
     # -- the walk ---------------------------------------------------------------------------------
 

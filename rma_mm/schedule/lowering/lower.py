@@ -44,8 +44,8 @@ def lower(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning | None = 
     If the algorithm moves data in groups, they cost O(the steps of the groups that the rank belongs to).
     """
     tuning = tuning or Tuning()
-    decisions = LoweringDecisions.of(algorithm, problem, tuning.width, tuning.longest)
-    return _Lowering(decisions, tuning.depth).schedule()
+    decisions = LoweringDecisions.of(algorithm, problem, tuning.width)
+    return _Lowering(replace(decisions, longest=tuning.longest), tuning.depth).schedule()
 
 
 class _Lowering:
