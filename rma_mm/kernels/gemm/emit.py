@@ -183,9 +183,9 @@ class Tile:
             self.prefetch()
         sums = self.summed(depth)
         with self.each(targets) as target:
-            signs = signed(builder, word(builder, target, 8), self.vector)
+            signs = signed(builder, number(builder, target, 8), self.vector)
             made = [times(builder, signs, value) for value in sums]
-            combines = builder.or_(word(builder, target, 16), later)
+            combines = builder.or_(number(builder, target, 16), later)
             with builder.if_else(builder.icmp_unsigned("!=", combines, _INDEX(0))) as (then, otherwise):
                 with then:
                     self.store(made, combines=True)
@@ -197,13 +197,13 @@ class Tile:
         """Emit a loop over targets, in which `out` is the place in each of them."""
         builder, before, origin = self.builder, self.builder.block, self.out
         body, after = (builder.append_basic_block(name) for name in ("target", "told"))
-        count = word(builder, targets, 0)
+        count = number(builder, targets, 0)
         builder.branch(body)
         builder.position_at_end(body)
         index = builder.phi(_INDEX)
         index.add_incoming(_INDEX(0), before)
         target = at(builder, targets, builder.add(builder.mul(index, _INDEX(24)), _INDEX(8)), _BYTE)
-        self.out = at(builder, origin, word(builder, target, 0), _BYTE)
+        self.out = at(builder, origin, number(builder, target, 0), _BYTE)
         yield target
         following = builder.add(index, _INDEX(1))
         index.add_incoming(following, builder.block)
@@ -377,12 +377,12 @@ def gathered(builder: ir.IRBuilder, form: Form, others: Value, load_at: Callable
     """
     total = load_at(_INDEX(0))
     for t in range(form.terms - 1):
-        offset, sign = (word(builder, others, 16 * t + part) for part in (0, 8))
+        offset, sign = (number(builder, others, 16 * t + part) for part in (0, 8))
         total = step(builder, form, total, signed(builder, sign, total.type), load_at(offset))
     return total
 
 
-def word(builder: ir.IRBuilder, address: Value, offset: int) -> Value:
+def number(builder: ir.IRBuilder, address: Value, offset: int) -> Value:
     return load(builder, at(builder, address, offset, _INDEX), _INDEX)
 
 
