@@ -172,11 +172,11 @@ class Tile:
             with otherwise:
                 self.store(sums, combines=False)
 
-    def emit_to(self, depth: Value, targets: Value, later: Value) -> None:
+    def emit_to(self, depth: Value, targets: Value, combines: Value) -> None:
         """Add the sums to several submatrices, or subtract them; overwrite those that hold nothing yet.
 
-        targets: their number; of each an offset from `out`, a sign, and whether it holds anything before the first
-        steps of k, in words. later: whether these are others.
+        targets: their number; of each an offset from `out`, a sign, and whether it is added to, in words. combines:
+        whether all of them are.
         """
         builder = self.builder
         with self.each(targets):
@@ -185,8 +185,8 @@ class Tile:
         with self.each(targets) as target:
             signs = signed(builder, number(builder, target, 8), self.vector)
             made = [times(builder, signs, value) for value in sums]
-            combines = builder.or_(number(builder, target, 16), later)
-            with builder.if_else(builder.icmp_unsigned("!=", combines, _INDEX(0))) as (then, otherwise):
+            holds = builder.icmp_unsigned("!=", number(builder, target, 16), _INDEX(0))
+            with builder.if_else(builder.or_(holds, combines)) as (then, otherwise):
                 with then:
                     self.store(made, combines=True)
                 with otherwise:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.kernels.epilogue.epilogue import run_all
 from rma_mm.kernels.gemm.blocks import blocks_of
 from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import cuts, form_of, has_fast
@@ -21,6 +22,7 @@ from rma_mm.kernels.gemm.product import (
     bind_numba,
     bound,
     bound_loops,
+    by_rows,
     code,
     parts_of,
     storage,
@@ -57,8 +59,7 @@ def is_cut(levels: int, problem: LocalOperands) -> bool:
 
 def _bound(levels: int, p: LocalOperands) -> Call:
     """Return the call for a part of a product: submatrices of equal sizes, and what remains at the edges."""
-    if p.c.strides[0] == p.c.itemsize != p.c.strides[1]:  # by columns: the transposed product is stored by rows
-        p = replace(p, a=p.b.T, b=p.a.T, c=p.c.T, conj_a=p.conj_b, conj_b=p.conj_a)
+    p = by_rows(p)
     levels, usual = cuts(levels, p.sizes), bound(p)
     if not levels:
         return usual
@@ -72,18 +73,16 @@ def _bound(levels: int, p: LocalOperands) -> Call:
         steps.append(bound(replace(p, a=p.a[m:], c=p.c[m:])))
     if n < p.sizes[1]:
         steps.append(bound(replace(p, a=p.a[:m], b=p.b[:, n:], c=p.c[:m, n:])))
-    return partial(_checked, p, steps, usual)
+    return partial(run_all, steps) if p.c.dtype.kind in "iu" else partial(_checked, p, steps, usual)
 
 
 def _checked(p: LocalOperands, steps: list[Call], usual: Call) -> None:
-    """Do a product, but as usual where NaN or infinities would spread to other rows and columns."""
-    is_exact = p.c.dtype.kind in "iu"
-    if p.beta != 0 and not is_exact and not (_is_finite(p.a) and _is_finite(p.b)):
+    """Do a product of floats, but as usual where NaN or infinities would spread to other rows and columns."""
+    if p.beta != 0 and not (_is_finite(p.a) and _is_finite(p.b)):
         usual()
         return
-    for step in steps:
-        step()
-    if p.beta == 0 and not is_exact and not _is_finite(p.c):
+    run_all(steps)
+    if p.beta == 0 and not _is_finite(p.c):
         usual()
 
 
@@ -111,7 +110,7 @@ def _offsets(levels: int, x: NDArray[Any]) -> NDArray[np.int64]:
 def table(
     levels: int, of_a: NDArray[np.int64], of_b: NDArray[np.int64], of_c: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return what `fast_loops` reads: the number of products, and of each its operands and its targets.
+    """Return what `loops.multiply` reads: the number of products, and of each its operands and its targets.
 
     An operand is where its first submatrix begins, and (distance from there, sign) of each other. Targets are their
     number, and (where it begins, sign, whether it was a target before) of each. of_a, of_b, of_c: where submatrices

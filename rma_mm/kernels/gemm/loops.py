@@ -14,7 +14,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from rma_mm.kernels.gemm.form import ADDS, OVERWRITES, SCALES
+from rma_mm.kernels.gemm.form import ADDS, OVERWRITES, SCALARS, SCALES
 from rma_mm.kernels.gemm.memory import (
     combined,
     copy,
@@ -24,6 +24,7 @@ from rma_mm.kernels.gemm.memory import (
     load_sum,
     moved,
     narrow_tile,
+    number,
     put,
     read,
     set_word,
@@ -32,6 +33,7 @@ from rma_mm.kernels.gemm.memory import (
     tile,
     times,
     transpose,
+    whole_tile,
     word,
 )
 
@@ -192,8 +194,26 @@ def merge(sums, spare, width, c, row, col, rows, columns, mode, plain, scalars):
             merge_real(sums, line, place, col, columns, mode, plain, scalars)
 
 
+@subroutine(only=lambda sums: sums.form.terms == 1)
+def merge_once(sums, spare, width, c, targets, row, col, rows, columns, mode, plain, scalars):
+    """Add the sums in `spare` to c."""
+    merge(sums, spare, width, c, row, col, rows, columns, mode, plain, scalars)
+
+
+@subroutine(only=lambda sums: sums.form.terms > 1)
+def merge_each(sums, spare, width, c, targets, row, col, rows, columns, mode, plain, scalars):
+    """Add the sums in `spare` to several submatrices of c, or subtract them: see `fast.table`."""
+    for t in range(number(targets, 0)):
+        target = moved(targets, 8 + 24 * t)
+        place, sign, how = moved(c, number(target, 0)), number(target, 8), ADDS if number(target, 16) else mode
+        by = moved(scalars, 0 if sign > 0 else 2 * sums.parts * sums.total)
+        merge(sums, spare, width, place, row, col, rows, columns, how, plain and sign > 0, by)
+
+
 @_compiled
-def block(sums, panel_a, panel_b, sliver_a, sliver_b, c, row, col, rows, columns, cells, mode, plain, scalars, spare):
+def block(
+    sums, panel_a, panel_b, sliver_a, sliver_b, c, targets, row, col, rows, columns, cells, mode, plain, scalars, spare
+):
     """All tiles of one packed panel of a and one of b."""
     width = sums.columns * sums.parts * sums.total
     for j in range(0, columns, sums.columns):
@@ -205,13 +225,14 @@ def block(sums, panel_a, panel_b, sliver_a, sliver_b, c, row, col, rows, columns
             place = moved(c, i * row + j * col)
             whole = m == sums.rows and n == sums.columns and col == sums.item * sums.parts
             if sums.direct and whole and plain and mode != SCALES:
-                tile(sums, a, b, place, row, cells, mode)
+                whole_tile(sums, a, b, place, targets, row, cells, mode)
             else:
                 if n <= sums.lanes:
                     narrow_tile(sums, a, b, spare, width, cells, OVERWRITES)
                 else:
                     tile(sums, a, b, spare, width, cells, OVERWRITES)
-                merge(sums, spare, width, place, row, col, m, n, mode, plain, scalars)
+                merge_once(sums, spare, width, place, targets, row, col, m, n, mode, plain, scalars)
+                merge_each(sums, spare, width, place, targets, row, col, m, n, mode, plain, scalars)
 
 
 def multiply(
@@ -221,7 +242,9 @@ def multiply(
 ):
     """C = alpha · a @ b + beta · c in the semiring of the form; `scalars` holds alpha and beta.
 
-    It is done `count` times; from one product to the next it is `a_step`, `b_step` and `c_step`.
+    It is done `count` times; from one product to the next it is `a_step`, `b_step` and `c_step`. If the form has more
+    terms than one, m, n and k are the extents of submatrices, and the scalars are followed by those with the opposite
+    alpha, and by `fast.table`.
     """
     for q in range(count):
         one(
@@ -237,21 +260,29 @@ def one(
     a, a_row, a_col, a_flips, b, b_row, b_col, b_flips, c, c_row, c_col,
     m, n, k, mode, plain, scalars, block_m, block_n, block_k, panel_a, panel_b, spare,
 ):
+    table, operand = moved(scalars, SCALARS), 16 * sums.terms - 8  # bytes of an operand in the table
+    products = number(table, 0) if sums.terms > 1 else 1
     for p in range(0, k, block_k):
-        depth = min(block_k, k - p)
+        depth, how = min(block_k, k - p), mode if p == 0 else ADDS
         cells = (depth + sums.group - 1) // sums.group
         sliver_a = cells * left.cell * left.width * left.parts
         sliver_b = right.head + cells * right.cell * right.width * right.parts
         for j in range(0, n, block_n):
             columns = min(block_n, n - j)
-            pack(right, moved(b, p * b_row + j * b_col), scalars, b_col, b_row, b_flips, columns, depth, panel_b)
-            for i in range(0, m, block_m):
-                rows = min(block_m, m - i)
-                pack(left, moved(a, i * a_row + p * a_col), scalars, a_row, a_col, a_flips, rows, depth, panel_a)
-                block(
-                    sums, panel_a, panel_b, sliver_a, sliver_b, moved(c, i * c_row + j * c_col), c_row, c_col,
-                    rows, columns, cells, mode if p == 0 else ADDS, plain, scalars, spare,
-                )
+            for r in range(products):
+                of_a = moved(table, 8 + r * (2 * operand + 8 + 24 * sums.terms))
+                of_b, targets = moved(of_a, operand), moved(of_a, 2 * operand)
+                first_a, first_b = (number(of_a, 0), number(of_b, 0)) if sums.terms > 1 else (0, 0)
+                here = moved(b, first_b + p * b_row + j * b_col)
+                pack(right, here, moved(of_b, 8), b_col, b_row, b_flips, columns, depth, panel_b)
+                for i in range(0, m, block_m):
+                    rows = min(block_m, m - i)
+                    here = moved(a, first_a + i * a_row + p * a_col)
+                    pack(left, here, moved(of_a, 8), a_row, a_col, a_flips, rows, depth, panel_a)
+                    block(
+                        sums, panel_a, panel_b, sliver_a, sliver_b, moved(c, i * c_row + j * c_col), targets, c_row,
+                        c_col, rows, columns, cells, how, plain, scalars, spare,
+                    )
 
 
 def least_exponents(source, step, row, col, count, rows, columns, out):

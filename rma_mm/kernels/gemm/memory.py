@@ -252,42 +252,20 @@ def element(typing: Any, side: Any, source: Any, offset: Any) -> Any:
     return kind(side, source, types.int64), generate
 
 
-@function
-def word(typing: Any, address: Any, offset: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _element(context, builder, args[0], args[1], types.int32)
+def _loader(kind: Any) -> Any:
+    """load(address, offset): what lies there, as a type."""
 
-    return types.int32(address, types.int64), generate
+    @function
+    def load(typing: Any, address: Any, offset: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _element(context, builder, args[0], args[1], kind)
 
+        return kind(address, types.int64), generate
 
-@function
-def number(typing: Any, address: Any, offset: Any) -> Any:
-    """Return a word of a table."""
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _element(context, builder, args[0], args[1], types.int64)
-
-    return types.int64(address, types.int64), generate
+    return load
 
 
-@function
-def spread_tile(
-    typing: Any, sums: Any, a: Any, b: Any, out: Any, targets: Any, stride: Any, depth: Any, later: Any
-) -> Any:
-    """As `tile`, added to several submatrices; see `emit.Tile.emit_to`."""
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        made = emit.Tile(builder, sums.form, args[1], args[2], args[3], args[5], sums.form.vectors)
-        made.emit_to(args[6], args[4], args[7])
-        return context.get_dummy_value()
-
-    return types.void(sums, a, b, out, targets, types.int64, types.int64, types.int64), generate
-
-
-@function
-def half(typing: Any, address: Any, offset: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _element(context, builder, args[0], args[1], types.uint16)
-
-    return types.uint16(address, types.int64), generate
+word, half, number = (_loader(kind) for kind in (types.int32, types.uint16, types.int64))
 
 
 @function
@@ -376,6 +354,22 @@ def tile_in_place(
         return context.get_dummy_value()
 
     return types.void(sums, side, a, b, types.int64, out, types.int64, types.int64), generate
+
+
+@function
+def whole_tile(
+    typing: Any, sums: Any, a: Any, b: Any, out: Any, targets: Any, stride: Any, depth: Any, adds: Any
+) -> Any:
+    """As `tile`; if the form has several terms, for several submatrices of c: see `emit.Tile.emit_to`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, a, b, out, targets, stride, depth, adds = args
+        made = emit.Tile(builder, sums.form, a, b, out, stride, sums.form.vectors)
+        combines = cgutils.is_true(builder, adds)
+        made.emit(depth, combines) if sums.form.terms == 1 else made.emit_to(depth, targets, combines)
+        return context.get_dummy_value()
+
+    return types.void(sums, a, b, out, targets, types.int64, types.int64, types.int64), generate
 
 
 tile, narrow_tile = _tile(lambda form: form.vectors), _tile(lambda form: 1)

@@ -179,16 +179,22 @@ def bound(problem: LocalOperands) -> Call:
     p = problem
     if (few := _few_rows(p)) is not None:
         return few
-    if p.c.strides[-2] == p.c.itemsize != p.c.strides[-1]:  # by columns: the transposed product is stored by rows
-        (a, b, c), conj_a, conj_b = (x.swapaxes(-1, -2) for x in (p.b, p.a, p.c)), p.conj_b, p.conj_a
-    else:
-        a, b, c, conj_a, conj_b = p.a, p.b, p.c, p.conj_a, p.conj_b
-    facts = (p.semiring, a, b, c, p.alpha, p.beta, conj_a, conj_b)
+    p = by_rows(p)
+    a, b, c = p.a, p.b, p.c
+    facts = (p.semiring, a, b, c, p.alpha, p.beta, p.conj_a, p.conj_b)
     careful, _ = _code_of(p.semiring, a.dtype, b.dtype, c.dtype, safe=False)
     if _code_of(p.semiring, a.dtype, b.dtype, c.dtype, safe=True)[0] == careful:
         return _call(*facts, safe=False)
     _look(a[..., :0, :], careful)  # compile it now
     return partial(_choose, a, b, careful, _call(*facts, safe=True), _call(*facts, safe=False))
+
+
+def by_rows(p: LocalOperands) -> LocalOperands:
+    """Return the transposed product if c is stored by columns: its result is stored by rows."""
+    if not p.c.strides[-2] == p.c.itemsize != p.c.strides[-1]:
+        return p
+    a, b, c = (x.swapaxes(-1, -2) for x in (p.b, p.a, p.c))
+    return replace(p, a=a, b=b, c=c, conj_a=p.conj_b, conj_b=p.conj_a)
 
 
 def _few_rows(p: LocalOperands) -> Call | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from numba import types
 
 from rma_mm.kernels.compiling import Source
-from rma_mm.kernels.gemm.fast_loops import multiply_fast
 from rma_mm.kernels.gemm.few import multiply_few
 from rma_mm.kernels.gemm.form import Form
 from rma_mm.kernels.gemm.loops import least_exponents, multiply, specials
@@ -14,8 +13,8 @@ from rma_mm.kernels.gemm.memory import BYTES, SideType, SumType
 
 def loops(form: Form, a: str, b: str, c: str) -> Source:
     """Return the loops of products, for operands and a result that are stored as these types."""
-    size, body = types.int64, multiply_few if form.in_place else multiply_fast if form.terms > 1 else multiply
-    return body, (
+    size = types.int64
+    return multiply_few if form.in_place else multiply, (
         SumType(form, c), SideType(form, "a", a), SideType(form, "b", b),
         *(BYTES, size, size, size) * 2, BYTES, size, size, *(size,) * 4,
         *(size,) * 5, BYTES, *(size,) * 3, BYTES, BYTES, BYTES,

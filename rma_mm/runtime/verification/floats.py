@@ -116,7 +116,8 @@ class ScannedValues:
 def scan_values(p: FloatProduct) -> ScannedValues:
     """Look for NaN and infinities, and measure the rows of A and columns of B. Collective."""
     m, n = p.c.shape
-    bad_rows, bad_cols, rows, cols, old, squares, heights = (np.zeros(size) for size in (m, n, m, n, m, n, m))
+    extents = (m, n, m, n, m, n, m if p.rounding.fast else 0)
+    bad_rows, bad_cols, rows, cols, old, squares, heights = (np.zeros(size) for size in extents)
     for part in p.parts:
         if part is p.c:
             continue
