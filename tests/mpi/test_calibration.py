@@ -493,6 +493,16 @@ def test_the_command(tmp_path, pretended):
     assert json.loads(file.read_text())["machine"] == machine.as_json()
 
 
+@thorough
+def test_code_is_compiled_only_for_products_that_need_it(tmp_path):
+    """On a new machine, which is measured for this product: the loops for many rows, and not those for few."""
+    variables = {"RMA_MM_CACHE": str(tmp_path), "RMA_MM_MACHINE": ""}
+    line = ("-m", "rma_mm.run", "--shape", "200,150,100", "--kernel", "numba")
+    done = mpirun(2, line, variables=variables, timeout=90)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((tmp_path / "machines").iterdir())) == len(list(tmp_path.rglob("*.o"))) == 1
+
+
 @nightly
 def test_the_command_alone(tmp_path):
     """One process, without mpiexec."""

@@ -20,6 +20,7 @@ Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
 SUMMED = 512  # products of floats that are added up before they join other sums, as in BLAS: longer sums round more
 ACROSS, ALONG = "across", "along"
+FEW = 32  # rows of a product up to which the other operand is read where it lies
 OVERWRITES, ADDS, SCALES = 0, 1, 2
 """Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
 FAST = {"fast1": 1, "fast2": 2}  # kernels that multiply less than by the classical count: how often they cut a product

@@ -21,6 +21,7 @@ from rma_mm.kernels.gemm.form import (
     ACROSS,
     ADDS,
     ALONG,
+    FEW,
     OVERWRITES,
     SCALARS,
     SCALES,
@@ -39,7 +40,6 @@ ARGUMENTS = (
     *(_SIZE,) * 5, _ADDRESS, *(_SIZE,) * 3, *(_ADDRESS,) * PANELS,
 )
 """Types of what compiled loops are called with; the last tell where scratch is."""
-FEW = 32  # rows of a product up to which the other operand is read where it lies
 WORTH = 1 << 20  # multiply-adds from which a thread of its own pays
 _MARGIN = 1 << 10  # bytes; alignment
 _UNIT = 96  # rows or columns: whole tiles of most forms

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.kernels import bind
 from rma_mm.kernels.choice.speed import square
+from rma_mm.kernels.gemm.form import FEW
 from rma_mm.policy.model.machine import COPY, PAGE, Cost
 from rma_mm.runtime.calibration.fitting import Shape
 from rma_mm.runtime.calibration.overlap import WIDTH
@@ -32,7 +33,7 @@ SHAPES: tuple[Shape, ...] = (
 )
 """m, n, k of the products that are timed, and whether rows of C lie a multiple of a page apart; the quickest first."""
 PRODUCTS = 4e-3  # seconds for which each is repeated
-GUESSED, TRIES = 2, 3
+GUESSED, TRIES = (128, 128, 128, False), 3
 """The one that tells how long others take, and how often it is tried: the first time it finds nothing prepared."""
 SLOW = 0.1  # seconds beyond which one is left out: some types have no fast kernel
 LARGEST, OPERANDS, PLACES = 2**23, 2**23 + 2**17, 16
@@ -125,7 +126,10 @@ class Products:
         self.settles = site.threads > 1
         of = parse_dtype(dtype)
         widest = accumulator(of).itemsize
-        self.shapes = [shape for shape in SHAPES if largest(shape) * widest <= LARGEST]
+        least = FEW + 1 if kernel == "numba" else 1  # its code for few rows is another, compiled for who needs it
+        self.shapes = [
+            shape for shape in SHAPES if largest(shape) * widest <= LARGEST and min(shape[:2]) >= least
+        ]
         self.figures = len(self.shapes)
         self.calls = [scratch.product(shape, of, kernel) for shape in self.shapes]
         self.counts = [0] * self.figures
@@ -149,11 +153,10 @@ class Products:
 
     def guessed(self) -> list[int]:
         """Return the repetitions of each product in a sample, from the time of a small one. Collective."""
-        m, n, k, _ = self.shapes[GUESSED]
-        took = []
+        (m, n, k, _), call, took = GUESSED, self.calls[self.shapes.index(GUESSED)], []
         for _ in range(TRIES):
             begin = time.process_time()
-            self.calls[GUESSED]()
+            call()
             took.append(time.process_time() - begin)
         point = max(self.comm.allgather(min(took))) / (m * n * k)
         takes = [point * self.load * m * n * k for m, n, k, _ in self.shapes]

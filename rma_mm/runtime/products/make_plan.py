@@ -18,6 +18,7 @@ from rma_mm.kernels import bind
 from rma_mm.kernels.choice.choice import NAMES
 from rma_mm.kernels.elementwise import check_cast, scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
+from rma_mm.kernels.gemm.form import FEW
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.files.opened import Opened
@@ -271,12 +272,13 @@ def _with_epilogue(operands: Operands) -> Operands:
 
 
 def _probe(operands: Operands) -> None:
-    """Try now if the kernel supports these types, and compile it if needed."""
-    dtypes = (operands.a.dtype, operands.b.dtype, operands.accum_dtype)
-    a, b, c = (np.zeros((2, 2), dtype) for dtype in dtypes)
+    """Try now if the kernel supports these types, and compile it if needed: its code for few rows only for these."""
+    dtypes, (m, n) = (operands.a.dtype, operands.b.dtype, operands.accum_dtype), operands.c.shape[-2:]
+    rows, columns = (max(1, min(extent, FEW + 1)) for extent in (m, n))
+    a, b, c = map(np.zeros, ((rows, 2), (2, columns), (rows, columns)), dtypes)
     if operands.options.epilogue is not None:
         operands.options.epilogue.prepare(operands.accum_dtype, operands.c.shape, operands.kernel)
-    for stored in (c, c.T):  # a C that is stored by columns may want other code
+    for stored in (c, c.copy("F")):  # a C that is stored by columns may want other code
         bind(a, b, stored, operands.options.alpha, 0, kernel=operands.kernel, semiring=operands.semiring)
 
 
