@@ -27,6 +27,7 @@ from rma_mm.kernels import cache
 from rma_mm.kernels.gemm import product
 from rma_mm.kernels.gemm.cpu import BFLOATS, PAIRS, PAIRS_ADDED, Cpu, host
 from rma_mm.kernels.gemm.cpu import BYTES as BYTE_DOTS
+from rma_mm.kernels.gemm.form import FEW
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads, set_threads
 from rma_mm.runtime.verification.floats import BLOCK_TERMS
@@ -147,6 +148,16 @@ def test_blocks_of_all_extents(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     a, b, c = (rng.integers(-3, 4, shape).astype(name) for shape in ((61, 333), (333, 175), (61, 175)))
     expected = 2 * (a @ b) + 3 * c
     np.testing.assert_array_equal(times(a, b, c, alpha=2, beta=3), expected)
+
+
+@pytest.mark.parametrize("name", ["float32", "complex64"])
+def test_edges_of_all_heights(name: str) -> None:
+    """What remains below whole tiles has any number of rows, of which few have a tile of their own."""
+    rng = np.random.default_rng(3)
+    scale = 1 + 2j if name == "complex64" else 1
+    a, b = ((scale * rng.integers(-5, 6, shape)).astype(name) for shape in ((FEW + 15, 29), (29, 70)))
+    for m in range(FEW + 1, len(a) + 1):
+        np.testing.assert_array_equal(times(a[:m], b, np.empty((m, 70), name)), a[:m] @ b, str(m))
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,13 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
     cell_a, cell_b, size = form.panel_bytes("a"), form.panel_bytes("b"), np.dtype(form.total).itemsize
     _, second, third = cpu.caches
     # slivers of b of a quarter of the second level, from which they stream: the longer they are, the less c is touched
-    usual = min(second // 4 // (form.columns * cell_b), second // (ROWS * cell_a))
-    depth = _equal(k, max(64, usual), 4 * form.group)
-    rows = _equal(m, max(form.rows, second // (depth * cell_a)), form.rows)
-    columns = _equal(n, max(form.columns, min(third // 2, 16 << 20) // (depth * cell_b)), form.columns)
+    usual = max(64, min(second // 4 // (form.columns * cell_b), second // (ROWS * cell_a)))
+    most_a, most_b = second, min(third // 2, 16 << 20)
+    if form.terms == 1 and m * min(k, usual // 2) * cell_a <= second:  # all rows of a are one panel, packed once
+        usual, most_a, most_b = usual // 2, 2 * second, 2 * second
+    depth = _equal(k, usual, 4 * form.group)
+    rows = _equal(m, max(form.rows, most_a // (depth * cell_a)), form.rows)
+    columns = _equal(n, max(form.columns, most_b // (depth * cell_b)), form.columns)
     cells = -(-depth // form.group) * form.group
     bytes_a = -(-rows // form.rows) * form.rows * cells * cell_a
     bytes_b = -(-columns // form.columns) * (form.columns * cells * cell_b + form.head)

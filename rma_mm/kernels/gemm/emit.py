@@ -144,13 +144,13 @@ def _dot(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> V
 class Tile:
     """Emits the kernel of a form: sums over `depth` steps of a sliver of a and one of b, then stored or combined.
 
-    vectors: how many of those of a row are wanted; a sliver of b at the edge may hold no more.
+    rows, vectors: how many rows, and vectors of each, are wanted; slivers at the edge may hold no more.
     """
 
     def __init__(
-        self, builder: ir.IRBuilder, form: Form, a: Value, b: Value, out: Value, stride: Value, vectors: int
+        self, builder: ir.IRBuilder, form: Form, a: Value, b: Value, out: Value, stride: Value, rows: int, vectors: int
     ) -> None:
-        self.builder, self.form, self.vectors = builder, form, vectors
+        self.builder, self.form, self.rows, self.vectors = builder, form, rows, vectors
         self.a, self.b, self.out, self.stride = a, b, out, stride
         self.total = type_of(form.total)
         self.vector = ir.VectorType(self.total, form.lanes)
@@ -216,7 +216,7 @@ class Tile:
         builder, form, most = self.builder, self.form, self.form.summed
         if not most:
             return self.between(_INDEX(0), depth)
-        count = form.rows * self.vectors * form.planes
+        count = self.rows * self.vectors * form.planes
         with builder.goto_entry_block():
             total = builder.alloca(self.vector, count)
         places = [builder.gep(total, [_INDEX(s)]) for s in range(count)]
@@ -261,7 +261,7 @@ class Tile:
         """Ask for what `out` holds, which is needed after the last step."""
         builder, form = self.builder, self.form
         width = self.vectors * form.planes * form.lanes * np.dtype(form.total).itemsize
-        for i in range(form.rows):
+        for i in range(self.rows):
             row = at(builder, self.out, builder.mul(self.stride, _INDEX(i)), _BYTE)
             for line in range(0, width, LINE):
                 ask(builder, at(builder, row, line, _BYTE), writes=1, locality=3)
@@ -269,12 +269,12 @@ class Tile:
     def begun(self) -> list[Value]:
         """Return the sums before the first step."""
         form, builder = self.form, self.builder
-        count = form.rows * self.vectors * form.planes
+        count = self.rows * self.vectors * form.planes
         if not form.correction:
             return [ir.Constant(self.vector, [identity(form)] * form.lanes)] * count
         width = form.lanes * 4
         heads = [load(builder, at(builder, self.b, v * width, self.vector), self.vector) for v in range(self.vectors)]
-        return heads * form.rows
+        return heads * self.rows
 
     def loop(self, sums: list[Value], first: Value, last: Value, unrolled: int) -> list[Value]:
         """Return the steps from first to last."""
@@ -304,7 +304,7 @@ class Tile:
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         builder, form = self.builder, self.form
         bs, out = self.columns(at(builder, bp, builder.mul(self.step_b, _INDEX(u)), _BYTE)), list(sums)
-        for i in range(form.rows):
+        for i in range(self.rows):
             if form.planes == 2:
                 self.complex_row(out, ap, bs, u, i)
                 continue
@@ -333,7 +333,7 @@ class Tile:
         builder, form = self.builder, self.form
         real, imaginary = self.spread(ap, u, i), self.spread(ap, u, form.rows + i)
         minus = builder.fneg(imaginary)
-        half = form.rows * self.vectors
+        half = self.rows * self.vectors
         for v in range(self.vectors):
             re, im = i * self.vectors + v, half + i * self.vectors + v
             b_re, b_im = bs[v], bs[self.vectors + v]
@@ -345,7 +345,7 @@ class Tile:
     def store(self, sums: list[Value], combines: bool) -> None:
         """Store sums into `out`, whose rows are `stride` bytes apart."""
         builder, form = self.builder, self.form
-        for i in range(form.rows):
+        for i in range(self.rows):
             row = at(builder, self.out, builder.mul(self.stride, _INDEX(i)), _BYTE)
             for v, value in enumerate(self.stored_row(sums, i)):
                 size = value.type.count * np.dtype(form.total).itemsize
@@ -360,7 +360,7 @@ class Tile:
         row = sums[i * self.vectors : (i + 1) * self.vectors]
         if form.planes == 1:
             return row
-        half = form.rows * self.vectors
+        half = self.rows * self.vectors
         other = sums[half + i * self.vectors : half + (i + 1) * self.vectors]
         turns = [lane + part * form.lanes for lane in range(form.lanes) for part in (0, 1)]
         mask = ir.Constant(ir.VectorType(_WORD, len(turns)), turns)

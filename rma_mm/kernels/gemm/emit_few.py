@@ -23,7 +23,7 @@ class InPlace(Tile):
     def __init__(
         self, builder: ir.IRBuilder, form: Form, a: Value, b: Value, step: Value, out: Value, stride: Value, source: str
     ) -> None:
-        super().__init__(builder, form, a, b, out, stride, form.vectors)
+        super().__init__(builder, form, a, b, out, stride, form.rows, form.vectors)
         self.step_b, self.source, self.item = step, type_of(source), np.dtype(source).itemsize
 
     def converted(self, place: Value, lanes: int) -> Value:

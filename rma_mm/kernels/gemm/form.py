@@ -77,6 +77,11 @@ class Form:
         return self.vectors * self.lanes
 
     @property
+    def short(self) -> int:
+        """Rows of the tile for what remains at the lower edge, if that is no more."""
+        return self.rows // 2
+
+    @property
     def halves(self) -> int:
         """Vectors of k that one of b holds: two of bfloat16, elements with even numbers and with odd ones."""
         return 2 if self.in_place == ALONG and self.read_b == "bfloat16" else 1

@@ -28,6 +28,7 @@ from rma_mm.kernels.gemm.memory import (
     put,
     read,
     set_word,
+    short_tile,
     stored,
     subroutine,
     tile,
@@ -229,6 +230,8 @@ def block(
             else:
                 if n <= sums.lanes:
                     narrow_tile(sums, a, b, spare, width, cells, OVERWRITES)
+                elif m <= sums.short:
+                    short_tile(sums, a, b, spare, width, cells, OVERWRITES)
                 else:
                     tile(sums, a, b, spare, width, cells, OVERWRITES)
                 merge_once(sums, spare, width, place, targets, row, col, m, n, mode, plain, scalars)
@@ -278,7 +281,8 @@ def one(
                 for i in range(0, m, block_m):
                     rows = min(block_m, m - i)
                     here = moved(a, first_a + i * a_row + p * a_col)
-                    pack(left, here, moved(of_a, 8), a_row, a_col, a_flips, rows, depth, panel_a)
+                    if sums.terms > 1 or rows < m or j == 0:
+                        pack(left, here, moved(of_a, 8), a_row, a_col, a_flips, rows, depth, panel_a)
                     block(
                         sums, panel_a, panel_b, sliver_a, sliver_b, moved(c, i * c_row + j * c_col), targets, c_row,
                         c_col, rows, columns, cells, how, plain, scalars, spare,

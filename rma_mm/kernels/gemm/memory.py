@@ -60,6 +60,7 @@ def _square(side: Any) -> int:
 
 _SUM: dict[str, Callable[[Any], int]] = {
     "rows": lambda sums: sums.form.rows,
+    "short": lambda sums: sums.form.short,
     "columns": lambda sums: sums.form.columns,
     "lanes": lambda sums: sums.form.lanes,
     "vectors": lambda sums: sums.form.vectors,
@@ -327,13 +328,13 @@ def combined(typing: Any, sums: Any, old: Any, new: Any) -> Any:
     return old(sums, old, old), generate
 
 
-def _tile(vectors_of: Callable[[Form], int]) -> Any:
+def _tile(extents: Callable[[Form], tuple[int, int]]) -> Any:
     """tile(sums, sliver of a, sliver of b, out, bytes between its rows, cells of k, whether out is added to)."""
 
     @function
     def tile(typing: Any, sums: Any, a: Any, b: Any, out: Any, stride: Any, depth: Any, adds: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            made = emit.Tile(builder, sums.form, args[1], args[2], args[3], args[4], vectors_of(sums.form))
+            made = emit.Tile(builder, sums.form, args[1], args[2], args[3], args[4], *extents(sums.form))
             made.emit(args[5], cgutils.is_true(builder, args[6]))
             return context.get_dummy_value()
 
@@ -364,7 +365,7 @@ def whole_tile(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, a, b, out, targets, stride, depth, adds = args
-        made = emit.Tile(builder, sums.form, a, b, out, stride, sums.form.vectors)
+        made = emit.Tile(builder, sums.form, a, b, out, stride, sums.form.rows, sums.form.vectors)
         combines = cgutils.is_true(builder, adds)
         made.emit(depth, combines) if sums.form.terms == 1 else made.emit_to(depth, targets, combines)
         return context.get_dummy_value()
@@ -372,8 +373,10 @@ def whole_tile(
     return types.void(sums, a, b, out, targets, types.int64, types.int64, types.int64), generate
 
 
-tile, narrow_tile = _tile(lambda form: form.vectors), _tile(lambda form: 1)
-"""The innermost kernel, and the same for one vector of each row."""
+tile = _tile(lambda form: (form.rows, form.vectors))
+narrow_tile = _tile(lambda form: (form.rows, 1))
+short_tile = _tile(lambda form: (form.short, form.vectors))
+"""The innermost kernel, and the same for one vector of each row, and for half of the rows."""
 
 
 @function
