@@ -17,7 +17,7 @@ from rma_mm.command.progress import ProgressReport
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
 from rma_mm.errors import FileFormatError, RmaError, count_of, display_path
 from rma_mm.flavours import DEFAULT
-from rma_mm.kernels.choice.rates import CLASSES, FEWEST, LARGE, SMALL, measured
+from rma_mm.kernels.choice.rates import CLASSES, FEWEST, LARGE, LONG, SMALL, measured
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import Cost, Machine
 from rma_mm.runtime.calibration import cache
@@ -175,7 +175,8 @@ def _contention(found: Measurements) -> Iterator[str]:
 
 def say_kernels(frame: Frame) -> None:
     """Measure both kernels for every type that BLAS multiplies, keep the figures, and print the table."""
-    frame.say(f"GF/s, BLAS / generated code; extents m, n, k of {SMALL} (s) and {LARGE} (l), or {FEWEST} rows (few)")
+    large = f"{LONG} (l), or of {LARGE} (lll)"
+    frame.say(f"GF/s, BLAS / generated code; extents m, n, k of {SMALL} (s) and {large}, or {FEWEST} rows (few)")
     frame.say(" ".join([f"{'':10}", *(f"{name:>11}" for name in CLASSES)]))
     for dtype in (*BLAS_TYPES, np.dtype(np.float16), *([BFLOAT16] if BFLOAT16 is not None else [])):
         found = measured(dtype, again=True)

@@ -23,9 +23,10 @@ from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads
 
-SMALL, LARGE, LIMIT = 96, 1024, 256
-"""Extents at which both are measured, and up to which an extent counts as small. Rows of large ones lie a multiple of a
-page apart, as they often do: there kernels differ most."""
+SMALL, LARGE, LONG, LIMIT = 192, 1024, 2048, 256
+"""Extents at which both are measured, and up to which an extent counts as small. Large ones beside a small one are
+long, so that operands leave the second cache, as those of products that are compared do. Rows of large ones lie a
+multiple of a page apart, as they often do: there kernels differ most."""
 FEW, FEWEST = 16, 8  # rows, or columns, of c that are few, and how many are measured
 SECONDS, TIMES = 0.01, 5  # for how long each product is repeated, and how often: the median counts
 SETTLE = 0.15
@@ -48,6 +49,15 @@ def shape_class(m: int, n: int, k: int) -> str:
     if min(m, n) <= FEW:
         return FEW_ROWS
     return "".join("s" if extent <= LIMIT else "l" for extent in (m, n, k))
+
+
+def extents(name: str) -> tuple[int, int, int]:
+    """Return m, n, k of the product that stands for a class."""
+    if name == FEW_ROWS:
+        return FEWEST, LARGE, LARGE
+    large = LONG if "s" in name else LARGE
+    m, n, k = (SMALL if x == "s" else large for x in name)
+    return m, n, k
 
 
 def rates(dtype: np.dtype[Any]) -> Rates | None:
@@ -84,7 +94,7 @@ def _keep(table: dict[str, Rates]) -> None:
 
 def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
     """10⁹ operations a second of one class, by kernel; in turn, so that both see the same machine."""
-    m, n, k = (FEWEST, LARGE, LARGE) if name == FEW_ROWS else (SMALL if x == "s" else LARGE for x in name)
+    m, n, k = extents(name)
     a, b = np.ones((m, k), dtype), np.ones((k, n), dtype)
     c = np.ones((m, n), accumulator(dtype))
     problem = checked(a, b, c, 1, 0, False, False)
