@@ -28,6 +28,16 @@ def test_defaults() -> None:
     assert not parse(["A.npy", "B.npy"]).is_checked
 
 
+@pytest.mark.parametrize(
+    ("line", "is_streamed", "untimed"),
+    [("", False, 1), ("A.npy B.npy", False, 1), ("A.npy B.npy", True, 0), ("A.npy B.npy -o C.npy", False, 0),
+     ("A.npy B.npy -o C.npy --repeat 2", False, 1), ("A.npy B.npy -o C.npy --warmup 2", True, 2),
+     ("-o C.npy", False, 0)],
+)
+def test_who_wants_a_result_does_not_wait_for_another(line: str, is_streamed: bool, untimed: int) -> None:
+    assert parse(line.split()).untimed(is_streamed) == untimed
+
+
 def test_flags_may_stand_between_files() -> None:
     """Anywhere."""
     o = parse(["--mesh", "2x3", "A.npy", "--quiet", "B.npy", "-o", "C.npy", "--transpose-b"])

@@ -131,7 +131,7 @@ class BatchJob:
     def _execute(self, plan: BatchPlan, a: DistArray, b: DistArray, c: DistArray) -> list[float]:
         """Multiply as often as asked; the seconds of each timed repetition, of the slowest rank."""
         seconds = []
-        warmup = 1 if self.options.warmup is None else self.options.warmup
+        warmup = self.options.untimed(False)
         for _ in range(warmup + self.options.repeat):
             barrier(plan.mesh.comm)
             start = time.perf_counter()

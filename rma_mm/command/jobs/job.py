@@ -344,7 +344,7 @@ class Job:
         o = self.options
         seconds = []
         plan.prepare(a, b, c)
-        warmup = int(not plan.spec.files) if o.warmup is None else o.warmup
+        warmup = o.untimed(bool(plan.spec.files))
         for number in range(warmup + o.repeat):
             if before is not None:
                 c.copy_from(before)

@@ -75,7 +75,7 @@ class RunOptions:
     memory_limit: int | None  # bytes
     resume: bool  # true to go on with what a job that was ended has written of C
     repeat: int
-    warmup: int | None  # None for one, or for none where operands stay in their files
+    warmup: int | None  # None for one, or for none where only the result is wanted or operands stay in their files
     window: str | None
     kernel: str
     fast: int
@@ -104,6 +104,11 @@ class RunOptions:
         """True if C is: as is said, or as one file times its own transpose is, where nothing else enters."""
         alone = self.beta == 0 and self.bias is None and self.transpose_a != self.transpose_b
         return self.symmetric or (alone and len({real_path(file) for file in self.files}) == 1)
+
+    def untimed(self, is_streamed: bool) -> int:
+        """Return how many products come before those that are timed. is_streamed: whether operands stay in files."""
+        is_wanted_once = self.output is not None and self.repeat == 1
+        return int(not is_wanted_once and not is_streamed) if self.warmup is None else self.warmup
 
     @property
     def saving(self) -> dict[str, Any]:
@@ -336,8 +341,8 @@ def _add_method(add: Any) -> None:
 def _add_reports(add: Any) -> None:
     """Add the flags of what is measured, checked and reported."""
     add("--repeat", type=count(1, MOST_TIMES), default=1, metavar="N", help="timed products (1)")
-    add("--warmup", type=count(0, MOST_TIMES), metavar="N", help="untimed products before these (1; 0 if operands "
-        "stay in files)")
+    add("--warmup", type=count(0, MOST_TIMES), metavar="N", help="untimed products before these (1; 0 if C is "
+        "written and not repeated, or operands stay in files)")
     add("--verify", action="store_true", help="check the written result against the inputs, which are read "
         "again; products of generated matrices are always checked")
     add(
