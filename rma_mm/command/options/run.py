@@ -105,10 +105,14 @@ class RunOptions:
         alone = self.beta == 0 and self.bias is None and self.transpose_a != self.transpose_b
         return self.symmetric or (alone and len({real_path(file) for file in self.files}) == 1)
 
+    @property
+    def is_measurement(self) -> bool:
+        """True if the time of the product is wanted, and not only C."""
+        return self.output is None or self.repeat > 1 or self.warmup is not None
+
     def untimed(self, is_streamed: bool) -> int:
         """Return how many products come before those that are timed. is_streamed: whether operands stay in files."""
-        is_wanted_once = self.output is not None and self.repeat == 1
-        return int(not is_wanted_once and not is_streamed) if self.warmup is None else self.warmup
+        return int(self.is_measurement and not is_streamed) if self.warmup is None else self.warmup
 
     @property
     def saving(self) -> dict[str, Any]:
