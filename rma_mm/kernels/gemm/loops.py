@@ -67,7 +67,7 @@ def copy_line(side, source, others, along, flips, steps, stride, target):
 
 @_compiled
 def copy_sliver(side, source, others, across, along, flips, here, depth, stride, target):
-    """Fill one plane of a sliver."""
+    """Fill one plane of a sliver, or all of it."""
     steps = depth // side.group
     if across == side.item:
         for g in range(steps):
@@ -98,6 +98,12 @@ def copy_sliver(side, source, others, across, along, flips, here, depth, stride,
         line = moved(source, steps * side.group * along)
         rest = depth - steps * side.group
         copy_cells(side, line, others, across, along, flips, here, rest, moved(target, steps * stride))
+
+
+@subroutine(only=lambda side: side.form.planes == 2)
+def copy_imaginary(side, source, others, across, along, flips, here, depth, stride, target):
+    """Fill the plane of a sliver that holds imaginary parts."""
+    copy_sliver(side, source, others, across, along, flips, here, depth, stride, target)
 
 
 @_compiled
@@ -139,9 +145,8 @@ def pack(side, source, others, across, along, flips, extent, depth, panel):
             if here < side.width:
                 clear(body, (some + side.group - 1) // side.group * stride)
             copy_sliver(side, source_here, others, across, along, False, here, some, stride, body)
-            if side.parts == 2:
-                part, plane = moved(source_here, side.part), moved(body, side.width * side.cell)
-                copy_sliver(side, part, others, across, along, flips, here, some, stride, plane)
+            part, plane = moved(source_here, side.part), moved(body, side.width * side.cell)
+            copy_imaginary(side, part, others, across, along, flips, here, some, stride, plane)
             if begin == 0:
                 correct(side, source_here, across, along, here, depth, head)
 

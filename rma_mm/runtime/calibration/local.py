@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.kernels import bind
+from rma_mm.kernels.choice.rates import SETTLE
 from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.gemm.form import FEW
 from rma_mm.policy.model.machine import COPY, PAGE, Cost
@@ -39,7 +40,6 @@ SLOW = 0.1  # seconds beyond which one is left out: some types have no fast kern
 LARGEST, OPERANDS, PLACES = 2**23, 2**23 + 2**17, 16
 """Bytes of an operand at most, of the memory that operands of one kind lie in, and how many lie there at most."""
 FILL = 0x3C  # value of every byte of an operand: a small number in every type, neither denormal nor soon overflowing
-SETTLE = 0.04  # seconds until BLAS's threads have stopped to spin after their last product
 APART = 64  # bytes by which rows are set apart that would else lie a multiple of a page apart
 NARROW = 32  # columns of what is copied in pieces: those of the smallest blocks that are usually dealt out
 MOST_CROWDED = 1.5  # slowdown beyond which other programs must be the cause
