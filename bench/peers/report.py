@@ -152,7 +152,7 @@ def plot(results: Sequence[Mapping[str, Any]], file: Path) -> str | None:
     axes.set_xscale("log")
     axes.set_yticks(list(places), [f"{label(result)}, {result['ranks']} ranks" for result in results])
     axes.invert_yaxis()
-    axes.set_xlabel("time of rma_mm / time of the peer (left of the line: rma_mm is faster)")
+    figure.supxlabel("time of rma_mm / time of the peer (left of the line: rma_mm is faster)", fontsize="medium")
     axes.grid(visible=True, axis="x", which="both", alpha=0.3)
     figure.legend(loc="outside upper center", ncols=5, fontsize="small")
     figure.savefig(file, dpi=150)
