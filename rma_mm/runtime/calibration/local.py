@@ -126,10 +126,8 @@ class Products:
         self.settles = site.threads > 1
         of = parse_dtype(dtype)
         widest = accumulator(of).itemsize
-        least = FEW + 1 if kernel == "numba" else 1  # its code for few rows is another, compiled for who needs it
-        self.shapes = [
-            shape for shape in SHAPES if largest(shape) * widest <= LARGEST and min(shape[:2]) >= least
-        ]
+        few = FEW if kernel == "numba" else 0  # these rows have code of their own, which is compiled for who needs it
+        self.shapes = [shape for shape in SHAPES if largest(shape) * widest <= LARGEST and min(shape[:2]) > few]
         self.figures = len(self.shapes)
         self.calls = [scratch.product(shape, of, kernel) for shape in self.shapes]
         self.counts = [0] * self.figures
@@ -153,7 +151,8 @@ class Products:
 
     def guessed(self) -> list[int]:
         """Return the repetitions of each product in a sample, from the time of a small one. Collective."""
-        (m, n, k, _), call, took = GUESSED, self.calls[self.shapes.index(GUESSED)], []
+        m, n, k, _ = GUESSED
+        call, took = self.calls[self.shapes.index(GUESSED)], []
         for _ in range(TRIES):
             begin = time.process_time()
             call()

@@ -272,9 +272,12 @@ def _with_epilogue(operands: Operands) -> Operands:
 
 
 def _probe(operands: Operands) -> None:
-    """Try now if the kernel supports these types, and compile it if needed: its code for few rows only for these."""
-    dtypes, (m, n) = (operands.a.dtype, operands.b.dtype, operands.accum_dtype), operands.c.shape[-2:]
-    rows, columns = (max(1, min(extent, FEW + 1)) for extent in (m, n))
+    """Try now if the kernel supports these types, and compile it if needed.
+
+    Few rows have code of their own, which is compiled only if C has few.
+    """
+    rows, columns = (max(1, min(extent, FEW + 1)) for extent in operands.c.shape[-2:])
+    dtypes = (operands.a.dtype, operands.b.dtype, operands.accum_dtype)
     a, b, c = map(np.zeros, ((rows, 2), (2, columns), (rows, columns)), dtypes)
     if operands.options.epilogue is not None:
         operands.options.epilogue.prepare(operands.accum_dtype, operands.c.shape, operands.kernel)
