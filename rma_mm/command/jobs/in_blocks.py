@@ -290,7 +290,7 @@ class InBlocks:
         read = {"bytes": 0, "seconds": 0.0, "bytes_per_second": None}
         moved = {"read": read, "written": written, "streamed": streamed}
         facts = gather_facts(
-            plan, self.mesh, self.shape, [seconds], verdict, moved, kernel=o.kernel, measure_blas=not o.quiet
+            plan, self.mesh, self.shape, [seconds], verdict, moved, kernel=o.kernel, measure_blas=o.measures_blas
         )
         facts.json["blocks"] = {"of": [len(starts) for starts in product.block_shape], "resumed": before}
         self.job.report(facts, verdict is None or verdict.ok, self.mesh)

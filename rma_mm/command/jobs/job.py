@@ -152,8 +152,7 @@ class Job:
             mesh.fallbacks.append(late)
         moved = {how: each.all_ranks(mesh) for how, each in self.moved.items()}
         moved |= {"streamed": self.streamed.all_ranks(mesh)} if self.streamed else {}
-        measure_blas = o.is_measurement and not o.quiet
-        facts = gather_facts(plan, mesh, shape, seconds, verdict, moved, kernel=o.kernel, measure_blas=measure_blas)
+        facts = gather_facts(plan, mesh, shape, seconds, verdict, moved, kernel=o.kernel, measure_blas=o.measures_blas)
         is_right = verdict is None or verdict.ok
         if is_right:
             self._publish()

@@ -115,6 +115,11 @@ class RunOptions:
         return int(self.is_measurement and not is_streamed) if self.warmup is None else self.warmup
 
     @property
+    def measures_blas(self) -> bool:
+        """True if the rate of the local BLAS is reported beside the product's."""
+        return self.is_measurement and not self.quiet
+
+    @property
     def saving(self) -> dict[str, Any]:
         return {"format": self.format, "chunks": self.chunks, "shards": self.shards, "compress": self.compress}
 
