@@ -15,7 +15,7 @@ from bench.peers.jobs import Job, JobError, Launcher
 from bench.peers.operands import uncovered
 from bench.peers.registry import NUMPY, RMA_MM, Peer
 
-LEAST_SAMPLE = 0.01
+LEAST_SAMPLE = 0.05
 """Seconds that a sample should take at least; the same number of products of every peer is timed together."""
 MOST_PRODUCTS = 100
 """Products in a sample at most."""

@@ -9,9 +9,7 @@ import numpy as np
 from rma_mm.kernels.gemm.cpu import Cpu
 from rma_mm.kernels.gemm.form import ACROSS, ALONG, SUMMED, Form
 
-STEPS = 8
-"""Rows of b that are multiplied at once where it lies, so that sums are loaded and stored once for all of them; and how
-many rows ahead of that b is asked for."""
+ONE = 1 << 32  # by which fractions are multiplied
 ROWS = 128  # of a panel of a, at least: a sliver of b is read once for each tile of them
 SHIFT = 192  # bytes between rows of sums: rows that lie a multiple of a page apart would share lines of a cache
 PANELS = 3  # what lies in scratch: a panel of a, one of b, and a tile
@@ -62,12 +60,13 @@ def few_blocks(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
     """Blocks for which sums, and packed rows of a, stay in a cache while b passes."""
     _, second, _ = cpu.caches
     size = np.dtype(form.total).itemsize
-    rows, step = -(-m // form.rows) * form.rows, STEPS if form.in_place == ACROSS else form.grain
+    rows, step = -(-m // form.rows) * form.rows, form.steps if form.in_place == ACROSS else form.grain
     most = min(second // 4 // (rows * size), SUMMED * (form.lanes if form.in_place == ALONG else 1))
     depth = min(-(-k // step), max(1, most // step)) * step
-    most = min(second // 2 // (rows * size), second // 4 // (STEPS * size))  # sums, and what is asked for, stay there
-    columns = min(-(-n // form.columns), max(1, most // form.columns)) * form.columns
-    sizes = rows * depth * size, rows * (columns * size + SHIFT), form.columns * (STEPS + form.rows) * size
+    most = 3 * second // 4 // ((rows + form.steps) * size)  # sums, and what is asked for, stay there
+    parts = -(-n // max(form.columns, most))
+    columns = -(-n // (parts * form.columns)) * form.columns
+    sizes = rows * depth * size, rows * (columns * size + SHIFT), form.columns * (form.steps + form.rows) * size
     return Blocks(rows, columns, depth, *map(padded, sizes))
 
 

@@ -285,6 +285,7 @@ class Tile:
         builder.position_at_end(body)
         index = builder.phi(_INDEX)
         index.add_incoming(first, before)
+        self.begin(index)
         current = [self.merged((value, before)) for value in sums]
         ap = at(builder, self.a, builder.mul(index, _INDEX(self.step_a)), _BYTE)
         start = builder.mul(index, self.step_b)
@@ -300,6 +301,9 @@ class Tile:
         ending = builder.block
         builder.position_at_end(after)
         return [self.merged((value, before), (result, ending)) for value, result in zip(sums, results, strict=True)]
+
+    def begin(self, index: Value) -> None:
+        """Begin some steps, the first of which has this number."""
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         builder, form = self.builder, self.form

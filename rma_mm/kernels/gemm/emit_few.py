@@ -6,7 +6,7 @@ import numpy as np
 from llvmlite import ir
 
 from rma_mm.kernels.gemm import emit
-from rma_mm.kernels.gemm.blocks import STEPS
+from rma_mm.kernels.gemm.blocks import ONE
 from rma_mm.kernels.gemm.emit import LINE, Tile, Value, at, load, type_of
 from rma_mm.kernels.gemm.form import Form
 
@@ -38,7 +38,32 @@ class InPlace(Tile):
 
 
 class Across(InPlace):
-    """Rows of b, whose elements lie side by side: each adds to a row of sums, so many times."""
+    """Rows of b, whose elements lie side by side: each adds to a row of sums, so many times.
+
+    Meanwhile the rows from `ahead` on are asked for, one after another, as memory gives one row faster than many at
+    once: for each step a piece as wide as a tile. first: pieces before this tile's. inverse: of the number of pieces
+    of a row, times `ONE`. jump: bytes from the end of a row's last piece to the next row.
+    """
+
+    def __init__(
+        self, builder: ir.IRBuilder, form: Form, a: Value, b: Value, step: Value, out: Value, stride: Value,
+        source: str, ahead: Value, first: Value, inverse: Value, jump: Value,
+    ) -> None:
+        super().__init__(builder, form, a, b, step, out, stride, source)
+        self.ahead, self.first, self.inverse, self.jump = ahead, first, inverse, jump
+        self.index: Value
+
+    def begin(self, index: Value) -> None:
+        self.index = index
+
+    def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
+        builder, width = self.builder, self.vectors * self.form.lanes * self.item
+        piece = builder.add(self.first, builder.add(self.index, _INDEX(u)))
+        row = builder.lshr(builder.mul(piece, self.inverse), _INDEX(ONE.bit_length() - 1))
+        offset = builder.add(builder.mul(piece, _INDEX(width)), builder.mul(row, self.jump))
+        for place in range(0, width, LINE):
+            self.ask(at(builder, self.ahead, builder.add(offset, _INDEX(place)), _BYTE))
+        return super().steps(sums, ap, bp, u)
 
     def begun(self) -> list[Value]:
         return [load(self.builder, place, self.vector) for place in self.places()]
@@ -56,9 +81,6 @@ class Across(InPlace):
 
     def columns(self, line: Value) -> list[Value]:
         lanes, width = self.form.lanes, self.form.lanes * self.item
-        following = at(self.builder, line, self.builder.mul(self.step_b, _INDEX(STEPS)), _BYTE)
-        for place in range(0, self.vectors * width, LINE):
-            self.ask(at(self.builder, following, place, _BYTE))
         starts = (at(self.builder, line, v * width, ir.VectorType(self.source, lanes)) for v in range(self.vectors))
         return [self.converted(start, lanes) for start in starts]
 

@@ -8,10 +8,10 @@ Rows of a are packed, and sums are kept, in the caches. Written for Numba and co
 
 from __future__ import annotations
 
-from rma_mm.kernels.gemm.blocks import SHIFT, STEPS
-from rma_mm.kernels.gemm.form import ACROSS, ADDS, ALONG
+from rma_mm.kernels.gemm.blocks import ONE, SHIFT
+from rma_mm.kernels.gemm.form import ACROSS, ADDS, ALONG, MANY_STEPS
 from rma_mm.kernels.gemm.loops import clear, merge
-from rma_mm.kernels.gemm.memory import fill, load_sum, moved, read, subroutine, tile_in_place
+from rma_mm.kernels.gemm.memory import fill, load_sum, moved, read, subroutine, tile_across, tile_along
 
 _compiled = subroutine()
 
@@ -37,22 +37,29 @@ def pack_rows(sums, left, source, row, along, rows, depth, packed):
 
 @subroutine(only=lambda sums: sums.form.in_place == ACROSS)
 def pass_across(sums, side, packed, sliver, b, row, col, columns, depth, slivers, out, line, spare):
-    """Add the products of rows of b to the sums."""
-    whole = columns // sums.columns * sums.columns
-    for p in range(0, depth, STEPS):
-        some, a, rows = min(STEPS, depth - p), moved(packed, p * sums.rows * sums.total), moved(b, p * row)
-        for j in range(0, whole, sums.columns):
+    """Add the products of rows of b to the sums.
+
+    What is asked for during many steps lies row by row, during few steps below the tile itself: either is faster so.
+    """
+    width, is_few = sums.columns * side.item, sums.steps < MANY_STEPS
+    whole, rest = columns // sums.columns, columns % sums.columns * side.item
+    tiles = whole + min(1, rest)
+    inverse, jump = (ONE, row - width) if is_few else (ONE // tiles + 1, row - tiles * width)
+    for p in range(0, depth, sums.steps):
+        some, a, rows = min(sums.steps, depth - p), moved(packed, p * sums.rows * sums.total), moved(b, p * row)
+        ahead = moved(rows, sums.steps * row)
+        for t in range(tiles):
+            here, step = moved(rows, t * width), row
+            if t == whole:
+                for s in range(some):
+                    copy_bytes(moved(here, s * row), moved(spare, s * width), rest)
+                here, step = spare, width
+            first, asked = (0, moved(ahead, t * width)) if is_few else (t * sums.steps, ahead)
             for g in range(slivers):
-                place = moved(out, g * sums.rows * line + j * sums.total)
-                tile_in_place(sums, side, moved(a, g * sliver), moved(rows, j * side.item), row, place, line, some)
-        if whole < columns:
-            width = sums.columns * side.item
-            for s in range(some):
-                source = moved(rows, s * row + whole * side.item)
-                copy_bytes(source, moved(spare, s * width), (columns - whole) * side.item)
-            for g in range(slivers):
-                place = moved(out, g * sums.rows * line + whole * sums.total)
-                tile_in_place(sums, side, moved(a, g * sliver), spare, width, place, line, some)
+                place = moved(out, g * sums.rows * line + t * sums.columns * sums.total)
+                tile_across(
+                    sums, side, moved(a, g * sliver), here, step, place, line, some, asked, first, inverse, jump
+                )
 
 
 @subroutine(only=lambda sums: sums.form.in_place == ALONG)
@@ -65,14 +72,14 @@ def pass_along(sums, side, packed, sliver, b, row, col, columns, depth, slivers,
         here = moved(b, j * col)
         for g in range(slivers):
             place = moved(out, g * sums.rows * line + j * sums.total)
-            tile_in_place(sums, side, moved(packed, g * sliver), here, col, place, line, whole)
+            tile_along(sums, side, moved(packed, g * sliver), here, col, place, line, whole)
         if rest > 0:
             clear(spare, sums.vectors * width)
             for v in range(sums.vectors):
                 copy_bytes(moved(here, v * col + whole * width), moved(spare, v * width), rest)
             for g in range(slivers):
                 place = moved(out, g * sums.rows * line + j * sums.total)
-                tile_in_place(sums, side, moved(packed, g * sliver + last), spare, width, place, line, 1)
+                tile_along(sums, side, moved(packed, g * sliver + last), spare, width, place, line, 1)
     tile = moved(spare, sums.vectors * width)
     for j in range(columns - columns % sums.vectors, columns):  # one by one
         here = moved(b, j * col)
@@ -81,8 +88,8 @@ def pass_along(sums, side, packed, sliver, b, row, col, columns, depth, slivers,
         for g in range(slivers):
             clear(tile, sums.rows * sums.vectors * sums.total)
             a, across = moved(packed, g * sliver), sums.vectors * sums.total
-            tile_in_place(sums, side, a, here, 0, tile, across, whole)
-            tile_in_place(sums, side, moved(a, last), spare, 0, tile, across, min(1, rest))
+            tile_along(sums, side, a, here, 0, tile, across, whole)
+            tile_along(sums, side, moved(a, last), spare, 0, tile, across, min(1, rest))
             for i in range(sums.rows):
                 at = (g * sums.rows + i) * line + j * sums.total
                 fill(side, out, at, load_sum(sums, out, at) + load_sum(sums, tile, i * across))

@@ -20,6 +20,7 @@ Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
 SUMMED = 512  # products of floats that are added up before they join other sums, as in BLAS: longer sums round more
 ACROSS, ALONG = "across", "along"
+FEW_STEPS, MANY_STEPS = 8, 32  # of products of few rows whose rows of b lie side by side; see `Form.steps`
 FEW = 32  # rows of a product up to which the other operand is read where it lies
 OVERWRITES, ADDS, SCALES = 0, 1, 2
 """Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
@@ -62,6 +63,8 @@ class Form:
     """Parts into which `fast` cuts each dimension, and submatrices of which a panel may be the sum."""
     in_place: str = ""
     """`ACROSS` if b is read where it lies and elements of a row are neighbours, `ALONG` if those of a column are."""
+    steps: int = 1
+    """Rows of b that are multiplied at once where it lies, so that sums are loaded and stored once for all of them."""
 
     @property
     def is_arithmetic(self) -> bool:
@@ -147,12 +150,19 @@ def form_of(
     return replace(form, no_nan=safe and is_ordered and np.dtype(total).kind == "f")
 
 
-def few_rows(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, in_place: str) -> Form | None:
-    """Return the form of products of few rows, whose b is read where it lies; None for types that have none."""
+def few_rows(m: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, in_place: str) -> Form | None:
+    """Return the form of products of m rows, a few, whose b is read where it lies; None for types that have none."""
     if c not in (np.float32, np.float64) or a != b or accumulator(a) != c:
         return None
     tiled = _tiled(cpu, c.name, ARITHMETIC, c.name, c.name, reading(a), reading(b))
-    return replace(tiled, rows=4, vectors=min(tiled.lanes, cpu.registers // 8), in_place=in_place)
+    if in_place == ALONG:
+        return replace(tiled, rows=4, vectors=min(tiled.lanes, cpu.registers // 8), in_place=ALONG)
+    rows = min(1 << (m - 1).bit_length(), cpu.registers // 4)
+    vectors = min(8, 3 * cpu.registers // 4 // rows)
+    is_read_faster = max(m, rows) * c.itemsize >= 8 * b.itemsize  # than multiplied; else memory is faster by few rows
+    return replace(
+        tiled, rows=rows, vectors=vectors, in_place=ACROSS, steps=MANY_STEPS if is_read_faster else FEW_STEPS
+    )
 
 
 def has_fast(dtype: np.dtype[Any], operands: np.dtype[Any] | None) -> bool:

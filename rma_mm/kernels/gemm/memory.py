@@ -15,7 +15,7 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic, models, register_model
 
 from rma_mm.kernels.gemm import emit, emit_few
-from rma_mm.kernels.gemm.form import ACROSS, Form
+from rma_mm.kernels.gemm.form import Form
 
 types: Any = numba.types
 function: Any = intrinsic  # numba's decorator, whose own annotations take what it makes for its argument
@@ -66,6 +66,7 @@ _SUM: dict[str, Callable[[Any], int]] = {
     "vectors": lambda sums: sums.form.vectors,
     "halves": lambda sums: sums.form.halves,
     "grain": lambda sums: sums.form.grain,
+    "steps": lambda sums: sums.form.steps,
     "group": lambda sums: sums.form.group,
     "parts": lambda sums: sums.form.planes,
     "item": lambda sums: np.dtype(sums.stored).itemsize,
@@ -344,14 +345,27 @@ def _tile(extents: Callable[[Form], tuple[int, int]]) -> Any:
 
 
 @function
-def tile_in_place(
-    typing: Any, sums: Any, side: Any, a: Any, b: Any, step: Any, out: Any, stride: Any, depth: Any
+def tile_across(
+    typing: Any, sums: Any, side: Any, a: Any, b: Any, step: Any, out: Any, stride: Any, depth: Any, ahead: Any,
+    first: Any, inverse: Any, jump: Any,
 ) -> Any:
-    """Add the product of a packed sliver of a and of b, where it lies, to `out`; see `emit_few`."""
+    """Add the product of a packed sliver of a and of rows of b, where it lies, to `out`; see `emit_few.Across`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = emit_few.Across if sums.form.in_place == ACROSS else emit_few.Along
-        kind(builder, sums.form, args[2], args[3], args[4], args[5], args[6], side.source).add(args[7])
+        _, _, a, b, step, out, stride, depth, *ahead = args
+        emit_few.Across(builder, sums.form, a, b, step, out, stride, side.source, *ahead).add(depth)
+        return context.get_dummy_value()
+
+    return types.void(sums, side, a, b, types.int64, out, *(types.int64,) * 2, ahead, *(types.int64,) * 3), generate
+
+
+@function
+def tile_along(typing: Any, sums: Any, side: Any, a: Any, b: Any, step: Any, out: Any, stride: Any, depth: Any) -> Any:
+    """Add the product of a packed sliver of a and of columns of b, where it lies, to `out`; see `emit_few.Along`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, _, a, b, step, out, stride, depth = args
+        emit_few.Along(builder, sums.form, a, b, step, out, stride, side.source).add(depth)
         return context.get_dummy_value()
 
     return types.void(sums, side, a, b, types.int64, out, types.int64, types.int64), generate

@@ -94,7 +94,7 @@ def bind_numba(problem: LocalOperands) -> Product:
     a, b, c = (x.dtype for x in (problem.a, problem.b, problem.c))
     blocking = plan_numba(a, b, c)
     if blocking is not None:
-        _compile_all(problem.semiring, blocking.types(a, b, c), is_few=min(problem.sizes[:2]) <= FEW)
+        _compile_all(problem.semiring, blocking.types(a, b, c), min(problem.sizes[:2]))
         return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring))
     calls = [bound(part) for part in parts_of(problem, get_threads())]
     return Product.by("numba", problem, calls[0] if len(calls) == 1 else partial(run_concurrently, calls))
@@ -130,7 +130,7 @@ def _scratch_of(
         rows, columns = (some.stop - some.start, n) if m >= n else (m, some.stop - some.start)
         for x, y, height, width in ((a, b, rows, columns), (b, a, columns, rows)):  # a c stored by columns swaps them
             packing = [form_of(semiring, x, y, c, host(), safe) for safe in (True, False)]
-            reading = [few_rows(x, y, c, host(), way) for way in (ACROSS, ALONG) if height <= FEW]
+            reading = [few_rows(height, x, y, c, host(), way) for way in (ACROSS, ALONG) if height <= FEW]
             sizes = [
                 blocks_of(form, height >> cut, width >> cut, k >> cut, host())
                 for form in packing for cut in range(levels + 1)
@@ -163,11 +163,11 @@ def _code_of(
     return form, code(form, storage(a, ordered or widens), storage(b, ordered or widens), storage(c, ordered))
 
 
-def _compile_all(semiring: Semiring, dtypes: tuple[np.dtype[Any], ...], is_few: bool) -> None:
-    """Compile the code for blocks of these types, for either order of c. is_few: whether they have few rows."""
+def _compile_all(semiring: Semiring, dtypes: tuple[np.dtype[Any], ...], rows: int) -> None:
+    """Compile the code for blocks of these types, for either order of c. rows: of the product, or columns if fewer."""
     a, b, c = dtypes
-    for way in (ACROSS, ALONG) if is_few and semiring.is_arithmetic else ():
-        _code_of_few(a, b, c, way)
+    for way in (ACROSS, ALONG) if rows <= FEW and semiring.is_arithmetic else ():
+        _code_of_few(rows, a, b, c, way)
     for x, y in ((a, b), (b, a)):
         forms = {_code_of(semiring, x, y, c, safe)[0] for safe in (True, False)}
         if len(forms) > 1:
@@ -203,17 +203,17 @@ def _few_rows(p: LocalOperands) -> Call | None:
     if c.shape[-2] > FEW or not p.semiring.is_arithmetic:
         return None
     way = {b.strides[-2]: ALONG, b.strides[-1]: ACROSS}.get(b.itemsize)
-    found = _code_of_few(a.dtype, b.dtype, c.dtype, way) if way else None
+    (m, n), k = c.shape[-2:], a.shape[-1]
+    found = _code_of_few(m, a.dtype, b.dtype, c.dtype, way) if way else None
     if found is None:
         return None
-    (m, n), k = c.shape[-2:], a.shape[-1]
     return bound_loops(*found, few_blocks(found[0], m, n, k, host()), a, b, c, p.alpha, p.beta)
 
 
 def _code_of_few(
-    a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], way: str
+    m: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], way: str
 ) -> tuple[Form, Callable[..., None]] | None:
-    form = few_rows(a, b, c, host(), way)
+    form = few_rows(m, a, b, c, host(), way)
     return None if form is None else (form, code(form, *(storage(x, False) for x in (a, b, c))))
 
 
