@@ -435,12 +435,15 @@ def default_mesh(
 ) -> tuple[int, ...]:
     """Return the grid of `size` ranks on which a product of `shape` = (m, n, k) is fastest, of two axes if possible.
 
+    Of equals the squarest is taken, and of those the widest: where k is small, C is written faster by products of all
+    columns of a part and some rows than the other way round.
+
     price_by: returns who prices the candidates of a request, see `candidates`. options: of `Request`. Raises
     AlgorithmError for an algorithm that is not there.
     """
     for axes in (2, 3, 1):
         priced = []
-        for grid in sorted(grids(size, axes), key=lambda grid: (max(grid) - min(grid), [-n for n in grid])):
+        for grid in sorted(grids(size, axes), key=lambda grid: (max(grid) - min(grid), grid)):
             mesh = MeshShape(grid, node_of_rank=nodes)
             request = Request(shape, mesh, **options)
             best = candidates(request, price_by and price_by(request))[0]
