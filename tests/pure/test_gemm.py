@@ -24,6 +24,7 @@ from rma_mm import kernels
 from rma_mm.elements.dtypes import BFLOAT16, accumulator, as_dtype
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.kernels import cache
+from rma_mm.kernels.blocked import Scratch
 from rma_mm.kernels.gemm import product
 from rma_mm.kernels.gemm.cpu import BFLOATS, PAIRS, PAIRS_ADDED, Cpu, host
 from rma_mm.kernels.gemm.cpu import BYTES as BYTE_DOTS
@@ -241,6 +242,28 @@ def test_few_rows_read_the_longer_operand_where_it_lies(name: str, cpu: str, mon
             np.testing.assert_array_equal(times(b.T, a.T, np.full((n, m), np.nan, summed)), expected.T)
             c = times(a, b, np.full((n, 2 * m), 3, summed).T[::2], alpha=2, beta=-1)
             np.testing.assert_array_equal(c, 2 * expected - 3)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "int32", "bfloat16"])
+def test_a_large_c_is_stored_past_the_caches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where whole vectors are: all of it, and nothing beside it; not where k is cut, or old values enter."""
+    if BFLOAT16 is None and name == "bfloat16":
+        pytest.skip("there is no bfloat16")
+    on(monkeypatch, replace(host(), caches=(1 << 12, 1 << 15, 1 << 15)))
+    rng, (m, n), dtype = np.random.default_rng(8), (75, 200), as_dtype(name)
+    summed, real, seen = accumulator(dtype), product._streams, []
+    monkeypatch.setattr(product, "_streams", lambda *facts: seen.append(real(*facts)) or seen[-1])
+    memory = Scratch().take(8 * (m + 2) * (n + 56))
+    for k, beta, offset, is_streamed in ((40, 0, 0, True), (40, 1, 0, False), (40, 0, 1, False), (3000, 0, 0, False)):
+        a, b = (rng.integers(-5, 6, shape).astype(dtype) for shape in ((m, k), (k, n)))
+        around = memory[: summed.itemsize * (m + 2) * (n + 56)].view(summed).reshape(m + 2, n + 56)
+        around[...] = 7
+        times(a, b, around[1:-1, offset : n + offset], beta=beta)
+        wanted = np.full(around.shape, 7, summed)
+        wanted[1:-1, offset : n + offset] = a.astype(np.float64) @ b.astype(np.float64) + 7 * beta
+        np.testing.assert_array_equal(around, wanted)
+        assert any(seen) == is_streamed
+        seen.clear()
 
 
 @pytest.mark.parametrize("turn", [np.ascontiguousarray, np.asfortranarray])

@@ -70,6 +70,9 @@ def test_what_blas_does_well_is_compared_where_that_can_be_kept(
     monkeypatch.setenv("RMA_MM_MACHINE", machine)
     expected = "numba" if folder and not machine else "blas"
     assert kernels.choose_kernel("auto", np.dtype("f4"), 2048, 2048, 2048) == expected
+    assert kernels.choose_kernel("auto", np.dtype("f4"), 4096, 4096, 64) == expected  # small k: from a quarter on
+    assert kernels.choose_kernel("auto", np.dtype("f4"), 4096, 4096, 63) == "blas"
+    assert kernels.choose_kernel("auto", np.dtype("c8"), 4096, 4096, 64) == "blas"
     assert kernels.choose_kernel("auto", np.dtype("f2"), 2048, 2048, 2048) == "numba"
 
 

@@ -15,7 +15,7 @@ from rma_mm.elements.semiring import PLUS_TIMES, Semiring
 from rma_mm.errors import AlgorithmError, nearest
 from rma_mm.kernels.blas import check_type, fits, library
 from rma_mm.kernels.cache import cache_folder
-from rma_mm.kernels.choice.rates import FEW_ROWS, measured, rates, shape_class
+from rma_mm.kernels.choice.rates import FEW_ROWS, THIN, measured, rates, shape_class
 from rma_mm.kernels.compiling import is_installed, works
 from rma_mm.kernels.gemm.form import FAST, cuts, emitted, has_fast, no_code
 
@@ -23,6 +23,7 @@ NAMES = ("blas", "numba", "numpy", *FAST)  # the kernels there are
 
 COMPILE_FROM = 2**27  # m·n·k from which code is worth being compiled where no BLAS fits, or where BLAS packs much
 COMPARE_FROM = 2**32  # m·n·k from which it is elsewhere
+COMPARE_THIN_FROM = 2**30  # the same for small k, where generated code, which does not read c, is ahead by more
 AHEAD = 1.02  # how much faster generated code must be: BLAS needs no scratch
 
 
@@ -80,7 +81,9 @@ def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
 
 def _is_compared(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:
     """True if the kernel of a product of this type and size is the faster one of two."""
-    return m * n * k >= (COMPILE_FROM if _packs_much(dtype, m, n, k) else COMPARE_FROM)
+    is_thin = shape_class(m, n, k) == THIN and dtype.kind == "f"
+    otherwise = COMPARE_THIN_FROM if is_thin else COMPARE_FROM
+    return m * n * k >= (COMPILE_FROM if _packs_much(dtype, m, n, k) else otherwise)
 
 
 def _packs_much(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:

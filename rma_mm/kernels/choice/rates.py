@@ -19,6 +19,7 @@ import numpy as np
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.kernels.binders import KERNELS
 from rma_mm.kernels.blas import library
+from rma_mm.kernels.blocked import Scratch
 from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads
@@ -31,7 +32,7 @@ FEW, FEWEST = 16, 8  # rows, or columns, of c that are few, and how many are mea
 SECONDS, TIMES = 0.01, 5  # for how long each product is repeated, and how often: the median counts
 SETTLE = 0.15
 """Seconds before a sample: the threads of OpenBLAS spin for 2²⁸ cycles, or 0.1 s, after their last product."""
-FEW_ROWS = "few"
+FEW_ROWS, THIN = "few", "lls"
 CLASSES = (*map("".join, product("sl", repeat=3)), FEW_ROWS)
 """The classes of shapes: which of m, n, k are small and which large, or a c of few rows, or of few columns."""
 
@@ -95,8 +96,8 @@ def _keep(table: dict[str, Rates]) -> None:
 def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
     """10⁹ operations a second of one class, by kernel; in turn, so that both see the same machine."""
     m, n, k = extents(name)
-    a, b = np.ones((m, k), dtype), np.ones((k, n), dtype)
-    c = np.ones((m, n), accumulator(dtype))
+    a, b, summed = np.ones((m, k), dtype), np.ones((k, n), dtype), accumulator(dtype)
+    c = Scratch().take(m * n * summed.itemsize).view(summed).reshape(m, n)  # begins at a cache line, as in a window
     problem = checked(a, b, c, 1, 0, False, False)
     calls = {kernel: KERNELS[kernel](problem) for kernel in ("blas", "numba")}
     for call in calls.values():

@@ -10,6 +10,7 @@ from rma_mm.kernels.gemm.cpu import Cpu
 from rma_mm.kernels.gemm.form import ACROSS, ALONG, SUMMED, Form
 
 ONE = 1 << 32  # by which fractions are multiplied
+MOST_KEPT = 8 << 20  # bytes of a c that may stay in the third cache, which other cores share
 ROWS = 128  # of a panel of a, at least: a sliver of b is read once for each tile of them
 SHIFT = 192  # bytes between rows of sums: rows that lie a multiple of a page apart would share lines of a cache
 PANELS = 3  # what lies in scratch: a panel of a, one of b, and a tile

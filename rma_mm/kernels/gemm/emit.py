@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.kernels.gemm.cpu import BFLOATS, BYTES, PAIRS, PAIRS_ADDED
-from rma_mm.kernels.gemm.form import Form
+from rma_mm.kernels.gemm.form import ADDS, STREAMS, Form
 
 Value = Any  # A value of LLVM's
 
@@ -120,6 +120,14 @@ def ask(builder: ir.IRBuilder, place: Value, writes: int, locality: int) -> None
     _call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, _WORD(writes), _WORD(locality), _WORD(1))
 
 
+def fence(builder: ir.IRBuilder) -> None:
+    """Order what was stored past the caches before what is stored from here on."""
+    if builder.module.triple.startswith("x86"):  # where an ordinary fence may be one that leaves these out
+        _call(builder, "llvm.x86.sse.sfence", ir.VoidType())
+    else:
+        builder.fence("seq_cst")
+
+
 def _call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Value:
     module = builder.module
     function = module.globals.get(name)
@@ -161,16 +169,21 @@ class Tile:
         self.step_a, step_b = (n * form.planes * self.size for n in (form.rows, form.columns))
         self.step_b: Value = _INDEX(step_b)
 
-    def emit(self, depth: Value, combines: Value) -> None:
-        """depth: steps of k (groups of them). combines: whether what `out` holds is added to."""
+    def emit(self, depth: Value, mode: Value) -> None:
+        """depth: steps of k (groups of them). mode: `ADDS`, `STREAMS`, or any other to overwrite `out`."""
         builder = self.builder
-        self.prefetch()
+        streams, adds = (builder.icmp_unsigned("==", mode, _INDEX(which)) for which in (STREAMS, ADDS))
+        with builder.if_then(builder.not_(streams)):
+            self.prefetch()
         sums = self.summed(depth)
-        with builder.if_else(combines) as (then, otherwise):
+        with builder.if_else(adds) as (then, otherwise):
             with then:
                 self.store(sums, combines=True)
-            with otherwise:
-                self.store(sums, combines=False)
+            with otherwise, builder.if_else(streams) as (then, otherwise):
+                with then:
+                    self.store(sums, combines=False, streams=True)
+                with otherwise:
+                    self.store(sums, combines=False)
 
     def emit_to(self, depth: Value, targets: Value, combines: Value) -> None:
         """Add the sums to several submatrices, or subtract them; overwrite those that hold nothing yet.
@@ -346,8 +359,8 @@ class Tile:
             sums[re] = step(builder, form, sums[re], minus, b_im)
             sums[im] = step(builder, form, sums[im], imaginary, b_re)
 
-    def store(self, sums: list[Value], combines: bool) -> None:
-        """Store sums into `out`, whose rows are `stride` bytes apart."""
+    def store(self, sums: list[Value], combines: bool, streams: bool = False) -> None:
+        """Store sums into `out`, whose rows are `stride` bytes apart. streams: past the caches."""
         builder, form = self.builder, self.form
         for i in range(self.rows):
             row = at(builder, self.out, builder.mul(self.stride, _INDEX(i)), _BYTE)
@@ -356,7 +369,9 @@ class Tile:
                 place = at(builder, row, v * size, value.type)
                 if combines:
                     value = combine(builder, form, load(builder, place, value.type), value)
-                builder.store(value, place, align=1)
+                stored = builder.store(value, place, align=size if streams else 1)
+                if streams:
+                    stored.set_metadata("nontemporal", builder.module.add_metadata([_WORD(1)]))
 
     def stored_row(self, sums: list[Value], i: int) -> list[Value]:
         """Return the vectors of one row, real and imaginary parts taking turns."""

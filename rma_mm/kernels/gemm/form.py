@@ -22,8 +22,9 @@ SUMMED = 512  # products of floats that are added up before they join other sums
 ACROSS, ALONG = "across", "along"
 FEW_STEPS, MANY_STEPS = 8, 32  # of products of few rows whose rows of b lie side by side; see `Form.steps`
 FEW = 32  # rows of a product up to which the other operand is read where it lies
-OVERWRITES, ADDS, SCALES = 0, 1, 2
-"""Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
+OVERWRITES, ADDS, SCALES, STREAMS = range(4)
+"""Modes of c: its old value is dropped, the product is added to it, or added to beta · c; or its old value is dropped
+and the new one is stored past the caches, so that c is not read before it is written."""
 FAST = {"fast1": 1, "fast2": 2}  # kernels that multiply less than by the classical count: how often they cut a product
 LEAST = 768, 1024
 """Rows, columns and steps of k in a submatrix of a product that is cut once, and twice, at least; sums of smaller ones

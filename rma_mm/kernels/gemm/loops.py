@@ -14,11 +14,12 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from rma_mm.kernels.gemm.form import ADDS, OVERWRITES, SCALARS, SCALES
+from rma_mm.kernels.gemm.form import ADDS, OVERWRITES, SCALARS, SCALES, STREAMS
 from rma_mm.kernels.gemm.memory import (
     combined,
     copy,
     element,
+    fence,
     fill,
     half,
     load_sum,
@@ -260,6 +261,8 @@ def multiply(
             moved(c, q * c_step), c_row, c_col, m, n, k, mode, plain, scalars, block_m, block_n, block_k,
             panel_a, panel_b, spare,
         )
+    if mode == STREAMS:
+        fence()
 
 
 @_inlined

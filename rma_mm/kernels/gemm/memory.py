@@ -336,7 +336,7 @@ def _tile(extents: Callable[[Form], tuple[int, int]]) -> Any:
     def tile(typing: Any, sums: Any, a: Any, b: Any, out: Any, stride: Any, depth: Any, adds: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             made = emit.Tile(builder, sums.form, args[1], args[2], args[3], args[4], *extents(sums.form))
-            made.emit(args[5], cgutils.is_true(builder, args[6]))
+            made.emit(args[5], args[6])
             return context.get_dummy_value()
 
         return types.void(sums, a, b, out, types.int64, types.int64, types.int64), generate
@@ -380,8 +380,10 @@ def whole_tile(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, a, b, out, targets, stride, depth, adds = args
         made = emit.Tile(builder, sums.form, a, b, out, stride, sums.form.rows, sums.form.vectors)
-        combines = cgutils.is_true(builder, adds)
-        made.emit(depth, combines) if sums.form.terms == 1 else made.emit_to(depth, targets, combines)
+        if sums.form.terms == 1:
+            made.emit(depth, adds)
+        else:
+            made.emit_to(depth, targets, cgutils.is_true(builder, adds))
         return context.get_dummy_value()
 
     return types.void(sums, a, b, out, targets, types.int64, types.int64, types.int64), generate
@@ -391,6 +393,15 @@ tile = _tile(lambda form: (form.rows, form.vectors))
 narrow_tile = _tile(lambda form: (form.rows, 1))
 short_tile = _tile(lambda form: (form.short, form.vectors))
 """The innermost kernel, and the same for one vector of each row, and for half of the rows."""
+
+
+@function
+def fence(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit.fence(builder)
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @function

@@ -15,7 +15,7 @@ from rma_mm.elements.dtypes import accumulator, is_half
 from rma_mm.elements.semiring import Semiring
 from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
 from rma_mm.kernels.compiling import Source, compiled
-from rma_mm.kernels.gemm.blocks import PANELS, Blocks, blocks_of, few_blocks
+from rma_mm.kernels.gemm.blocks import MOST_KEPT, PANELS, Blocks, blocks_of, few_blocks
 from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import (
     ACROSS,
@@ -25,6 +25,7 @@ from rma_mm.kernels.gemm.form import (
     OVERWRITES,
     SCALARS,
     SCALES,
+    STREAMS,
     Form,
     few_rows,
     form_of,
@@ -231,7 +232,7 @@ def bound_loops(
 ) -> Call:
     """Return the call of the loops of a form for a product. table: of a fast one."""
     m, n, k = (extent // form.terms for extent in (*c.shape[-2:], a.shape[-1]))
-    mode = OVERWRITES if beta == 0 else ADDS if beta == 1 else SCALES
+    mode = SCALES if beta not in (0, 1) else ADDS if beta else STREAMS if _streams(form, blocks, c, k) else OVERWRITES
     scalars = np.array([alpha, beta], c.dtype)
     if c.dtype.kind in "biu":
         scalars = scalars.astype(form.total)
@@ -245,6 +246,16 @@ def bound_loops(
     )
     given = [kind(value) for kind, value in zip(ARGUMENTS[:-PANELS], values, strict=True)]
     return partial(_run, loops, given, blocks, (a, b, c, scalars))
+
+
+def _streams(form: Form, blocks: Blocks, c: Array, k: int) -> bool:
+    """True if a c that does not stay in the caches is stored past them: whole vectors, once."""
+    whole = form.lanes * np.dtype(form.total).itemsize
+    least = min(host().caches[2] // 4, MOST_KEPT)
+    return (
+        k <= blocks.k and form.terms == form.planes == 1 and not form.in_place and c.strides[-1] == c.itemsize
+        and c.nbytes >= least and not any(x % whole for x in (_address(c), *c.strides[:-1]))
+    )
 
 
 def _steps(a: Array, b: Array, c: Array) -> tuple[int, ...]:
