@@ -81,9 +81,10 @@ def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
 
 def _is_compared(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:
     """True if the kernel of a product of this type and size is the faster one of two."""
+    if _packs_much(dtype, m, n, k):
+        return m * n * k >= COMPILE_FROM
     is_thin = shape_class(m, n, k) == THIN and dtype.kind == "f"
-    otherwise = COMPARE_THIN_FROM if is_thin else COMPARE_FROM
-    return m * n * k >= (COMPILE_FROM if _packs_much(dtype, m, n, k) else otherwise)
+    return m * n * k >= (COMPARE_THIN_FROM if is_thin else COMPARE_FROM)
 
 
 def _packs_much(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:

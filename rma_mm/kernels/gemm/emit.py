@@ -168,6 +168,7 @@ class Tile:
         self.size = form.group * np.dtype(form.panel_b).itemsize  # bytes of one element of a step
         self.step_a, step_b = (n * form.planes * self.size for n in (form.rows, form.columns))
         self.step_b: Value = _INDEX(step_b)
+        self.index: Value = None  # number of the step that the body of a loop begins with
 
     def emit(self, depth: Value, mode: Value) -> None:
         """depth: steps of k (groups of them). mode: `ADDS`, `STREAMS`, or any other to overwrite `out`."""
@@ -298,7 +299,7 @@ class Tile:
         builder.position_at_end(body)
         index = builder.phi(_INDEX)
         index.add_incoming(first, before)
-        self.begin(index)
+        self.index = index
         current = [self.merged((value, before)) for value in sums]
         ap = at(builder, self.a, builder.mul(index, _INDEX(self.step_a)), _BYTE)
         start = builder.mul(index, self.step_b)
@@ -314,9 +315,6 @@ class Tile:
         ending = builder.block
         builder.position_at_end(after)
         return [self.merged((value, before), (result, ending)) for value, result in zip(sums, results, strict=True)]
-
-    def begin(self, index: Value) -> None:
-        """Begin some steps, the first of which has this number."""
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         builder, form = self.builder, self.form

@@ -51,10 +51,6 @@ class Across(InPlace):
     ) -> None:
         super().__init__(builder, form, a, b, step, out, stride, source)
         self.ahead, self.first, self.inverse, self.jump = ahead, first, inverse, jump
-        self.index: Value
-
-    def begin(self, index: Value) -> None:
-        self.index = index
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         builder, width = self.builder, self.vectors * self.form.lanes * self.item

@@ -330,10 +330,10 @@ def combined(typing: Any, sums: Any, old: Any, new: Any) -> Any:
 
 
 def _tile(extents: Callable[[Form], tuple[int, int]]) -> Any:
-    """tile(sums, sliver of a, sliver of b, out, bytes between its rows, cells of k, whether out is added to)."""
+    """tile(sums, sliver of a, sliver of b, out, bytes between its rows, cells of k, mode of out)."""
 
     @function
-    def tile(typing: Any, sums: Any, a: Any, b: Any, out: Any, stride: Any, depth: Any, adds: Any) -> Any:
+    def tile(typing: Any, sums: Any, a: Any, b: Any, out: Any, stride: Any, depth: Any, mode: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             made = emit.Tile(builder, sums.form, args[1], args[2], args[3], args[4], *extents(sums.form))
             made.emit(args[5], args[6])
@@ -373,17 +373,17 @@ def tile_along(typing: Any, sums: Any, side: Any, a: Any, b: Any, step: Any, out
 
 @function
 def whole_tile(
-    typing: Any, sums: Any, a: Any, b: Any, out: Any, targets: Any, stride: Any, depth: Any, adds: Any
+    typing: Any, sums: Any, a: Any, b: Any, out: Any, targets: Any, stride: Any, depth: Any, mode: Any
 ) -> Any:
     """As `tile`; if the form has several terms, for several submatrices of c: see `emit.Tile.emit_to`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, a, b, out, targets, stride, depth, adds = args
+        _, a, b, out, targets, stride, depth, mode = args
         made = emit.Tile(builder, sums.form, a, b, out, stride, sums.form.rows, sums.form.vectors)
         if sums.form.terms == 1:
-            made.emit(depth, adds)
+            made.emit(depth, mode)
         else:
-            made.emit_to(depth, targets, cgutils.is_true(builder, adds))
+            made.emit_to(depth, targets, cgutils.is_true(builder, mode))
         return context.get_dummy_value()
 
     return types.void(sums, a, b, out, targets, types.int64, types.int64, types.int64), generate
