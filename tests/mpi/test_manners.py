@@ -173,6 +173,19 @@ def test_completion_in_zsh():
 # -- cache ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("ranks", "words", "kernel"), [
+    (1, ["--shape", "1664,1664,1664"], "blas"),
+    (2, ["--shape", "512,512,512", "--dtype", "int32", "--kernel", "numpy"], "numpy"),
+])
+def test_what_is_wanted_once_compiles_nothing(tmp_path, ranks, words, kernel):
+    """Where BLAS multiplies it, though it is large enough to compare BLAS with generated code, or a kernel is named."""
+    cache = tmp_path / "cache"
+    variables = {"RMA_MM_CACHE": str(cache), "RMA_MM_MACHINE": ""}
+    done = mpirun(ranks, ["-m", "rma_mm.run", *words, "-o", "C.npy"], cwd=tmp_path, variables=variables)
+    assert (done.returncode, done.stderr) == (0, "") and f"kernel {kernel}" in done.stdout
+    assert not list(cache.glob("kernels-*/*"))
+
+
 def test_cache(tmp_path):
     """Only what the package keeps there is deleted."""
     (tmp_path / "mine.txt").write_text("keep")

@@ -76,6 +76,28 @@ def test_what_blas_does_well_is_compared_where_that_can_be_kept(
     assert kernels.choose_kernel("auto", np.dtype("f2"), 2048, 2048, 2048) == "numba"
 
 
+def test_what_is_done_once_is_compared_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is known which kernel is faster."""
+    if blas.library() is None:
+        pytest.skip("there is no BLAS to choose")
+    found = {name: {"blas": 1.0, "numba": 2.0} for name in rates.CLASSES}
+    monkeypatch.setattr(choice, "rates", lambda dtype: None)
+    monkeypatch.setattr(choice, "measured", lambda dtype, classes: {name: found[name] for name in classes})
+    monkeypatch.setattr(choice, "cache_folder", lambda: Path("/"))
+    monkeypatch.delenv("RMA_MM_MACHINE", raising=False)
+    single, half = np.dtype("f4"), np.dtype("f2")
+    with choice.each_done_once():
+        assert kernels.choose_kernel("auto", single, 8192, 8192, 8192) == "blas"
+        assert kernels.choose_kernel("auto", single, 16384, 16384, 16384) == "numba"
+        assert kernels.choose_kernel("auto", half, 4096, 4096, 4096) == "blas"
+        assert kernels.choose_kernel("auto", half, 8192, 8192, 8192) == "numba"
+        assert kernels.choose_kernel("auto", single, 8, 8192, 8192) == "blas"
+        monkeypatch.setattr(choice, "rates", lambda dtype: found)
+        assert kernels.choose_kernel("auto", single, 2048, 2048, 2048) == "numba"
+    monkeypatch.setattr(choice, "rates", lambda dtype: None)
+    assert kernels.choose_kernel("auto", single, 2048, 2048, 2048) == "numba"
+
+
 @nightly
 def test_rates_are_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What was measured is read again by the next process; a file that cannot be read is as good as none."""

@@ -105,7 +105,9 @@ class Job:
         shape = self._shape()
         dtype = self._made_dtype()
         with self.progress.stage("planning"):
-            grid = o.mesh or best_grid(self.comm, shape, dtype, o.algorithm, o.threads, o.prefer, o.speeds, o.window)
+            grid = o.mesh or best_grid(
+                self.comm, shape, dtype, o.algorithm, o.threads, o.prefer, o.speeds, o.window, o.kernel, o.semiring
+            )
         mesh = Mesh(grid, self.comm, window=o.window, threads=o.threads, speeds=o.speeds, timeout=o.timeout)
         open_things.enter_context(mesh)
         mesh.when_lost = self.frame.interruption.when_lost

@@ -6,6 +6,9 @@ Where both multiply a type, large products are done by the one that was measured
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,9 @@ NAMES = ("blas", "numba", "numpy", *FAST)  # the kernels there are
 COMPILE_FROM = 2**27  # m·n·k from which code is worth being compiled where no BLAS fits, or where BLAS packs much
 COMPARE_FROM = 2**32  # m·n·k from which it is elsewhere
 COMPARE_THIN_FROM = 2**30  # the same for small k, where generated code, which does not read c, is ahead by more
+ONCE_FROM = 2**42
+"""m·n·k of a product from which a comparison, of about 4 s, pays where it is done once: it may save some per cent."""
+ONCE_PACKED_FROM = 2**39  # the same where BLAS packs much: it may save half
 AHEAD = 1.02  # how much faster generated code must be: BLAS needs no scratch
 
 
@@ -59,6 +65,20 @@ def choose_kernel(
     return "numba" if worth and has_code and works() else "numpy"
 
 
+_is_done_once: ContextVar[bool] = ContextVar("is_done_once", default=False)
+
+
+@contextmanager
+def each_done_once() -> Iterator[None]:
+    """Choose kernels, meanwhile, for products that are done once: none is compared where that takes more than it saves.
+    """
+    before = _is_done_once.set(True)
+    try:
+        yield
+    finally:
+        _is_done_once.reset(before)
+
+
 def priced(kernel: str) -> str:
     """Return the kernel by whose measured speed products of `kernel` are priced."""
     return "numba" if kernel in FAST else kernel
@@ -67,16 +87,23 @@ def priced(kernel: str) -> str:
 def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
     """Return BLAS or generated code: of products that are compared, the faster one on this machine.
 
-    That is measured if it is not known, but for what BLAS does well only where it can be kept, and no machine is named.
+    That is measured if it is not known, and pays; but for what BLAS does well only where it can be kept, and no machine
+    is named.
     """
     if not _is_compared(dtype, m, n, k):
         return "blas"
     name, found = shape_class(m, n, k), rates(dtype) or {}
-    may_wait = cache_folder() is not None and not os.environ.get("RMA_MM_MACHINE")
-    if (name not in found and not may_wait and not _packs_much(dtype, m, n, k)) or not works():
+    if (name not in found and not _may_measure(dtype, m, n, k)) or not works():
         return "blas"
     by_kernel = (found if name in found else measured(dtype, [name]))[name]
     return "numba" if by_kernel["numba"] > AHEAD * by_kernel["blas"] else "blas"
+
+
+def _may_measure(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:
+    packs_much = _packs_much(dtype, m, n, k)
+    if _is_done_once.get() and m * n * k < (ONCE_PACKED_FROM if packs_much else ONCE_FROM):
+        return False
+    return packs_much or (cache_folder() is not None and not os.environ.get("RMA_MM_MACHINE"))
 
 
 def _is_compared(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:

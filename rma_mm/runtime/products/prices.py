@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 
 from rma_mm.algorithms import REGISTERED
 from rma_mm.elements.dtypes import accumulator
+from rma_mm.elements.semiring import PLUS_TIMES, find_semiring
 from rma_mm.errors import OptionError, quoted
 from rma_mm.flavours import find_flavour
 from rma_mm.geometry.shares import relative, speeds_problem
@@ -71,32 +72,36 @@ def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tu
 def best_grid(
     comm: MPI.Intracomm, shape: tuple[int, int, int], dtype: DTypeLike, algorithm: str = "auto",
     threads: int | None = None, prefer: str | None = None, speeds: tuple[float, ...] | None = None,
-    window: str | None = None,
+    window: str | None = None, kernel: str = "auto", semiring: str = PLUS_TIMES.name,
 ) -> tuple[int, ...]:
     """Return the grid of all ranks on which a product of two matrices of this type is fastest. Collective.
 
-    speeds: of all ranks, where they are not those of the machine. window: as of `Mesh`. Measures the machine where that
-    is still to be done, and no algorithm is named. Ranks share the pricing of candidates, and remember it for a plan
-    on that grid. Raises AlgorithmError, MachineError, OptionError, WindowError.
+    dtype: of both operands. speeds: of all ranks, where they are not those of the machine. window: as of `Mesh`.
+    kernel, semiring: as of `make_plan`. Measures the machine where that is still to be done, and no algorithm is named.
+    Ranks share the pricing of candidates, and remember it for a plan on that grid. Raises AlgorithmError, MachineError,
+    OptionError, WindowError.
     """
     agree(comm, "mesh", environment() | {"registered": REGISTERED})
     node_of = node_map(comm)
     threads = threads_per_rank(ranks_beside(comm, node_of), threads)
-    summed = accumulator(np.dtype(dtype))
-    with using_threads(threads):
-        kernel = comm.bcast(choose_kernel("auto", summed, *shape))
-    with agreed(comm, "mesh", shape=shape, algorithm=algorithm, speeds=speeds, window=window):
+    dtype = np.dtype(dtype)
+    summed = accumulator(dtype)
+    with agreed(
+        comm, "mesh", shape=shape, algorithm=algorithm, speeds=speeds, window=window, kernel=kernel, semiring=semiring
+    ):
+        with using_threads(threads):
+            kernel = priced(choose_kernel(kernel, summed, *shape, find_semiring(semiring), dtype))
         if speeds is not None and (wrong := speeds_problem(speeds, comm.size)):
             raise OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
         flavour = find_flavour(window_name(window))
         prefer = prefer or preferred(os.environ)
+    kernel = comm.bcast(kernel)
     machine = machine_of(
         comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
         may_measure=algorithm == "auto" and comm.size > 1, flavours=(flavour.name,),
     )
-    itemsize = np.dtype(dtype).itemsize
     flavours = tuple((x, flavour.name) for x in "ABC")
-    cost_model = CostModel(_with(machine, speeds), summed.name, kernel, itemsize, summed.itemsize, flavours)
+    cost_model = CostModel(_with(machine, speeds), summed.name, kernel, dtype.itemsize, summed.itemsize, flavours)
     ours = flavour.loads_on_node
     return default_mesh(
         comm.size, shape, node_of, partial(priced_by, comm), algorithm=algorithm, cost_model=cost_model, prefer=prefer,
