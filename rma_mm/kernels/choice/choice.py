@@ -70,8 +70,7 @@ _is_done_once: ContextVar[bool] = ContextVar("is_done_once", default=False)
 
 @contextmanager
 def each_done_once() -> Iterator[None]:
-    """Choose kernels, meanwhile, for products that are done once: none is compared where that takes more than it saves.
-    """
+    """Choose kernels meanwhile for products that are done once: compare none where that takes more than it saves."""
     before = _is_done_once.set(True)
     try:
         yield

@@ -41,20 +41,22 @@ class Across(InPlace):
     """Rows of b, whose elements lie side by side: each adds to a row of sums, so many times.
 
     Meanwhile the rows from `ahead` on are asked for, one after another, as memory gives one row faster than many at
-    once: for each step a piece as wide as a tile. first: pieces before this tile's. inverse: of the number of pieces
-    of a row, times `ONE`. jump: bytes from the end of a row's last piece to the next row.
+    once: in each step a piece as wide as a tile. first: pieces before this tile's. inverse: of the number of pieces
+    of a row, times `ONE`. jump: bytes from the end of a row's last piece to the next row. share: `ONE` by the number of
+    tiles that ask for these pieces, each for its part of them.
     """
 
     def __init__(
         self, builder: ir.IRBuilder, form: Form, a: Value, b: Value, step: Value, out: Value, stride: Value,
-        source: str, ahead: Value, first: Value, inverse: Value, jump: Value,
+        source: str, ahead: Value, first: Value, inverse: Value, jump: Value, share: Value,
     ) -> None:
         super().__init__(builder, form, a, b, step, out, stride, source)
-        self.ahead, self.first, self.inverse, self.jump = ahead, first, inverse, jump
+        self.ahead, self.first, self.inverse, self.jump, self.share = ahead, first, inverse, jump, share
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         builder, width = self.builder, self.vectors * self.form.lanes * self.item
-        piece = builder.add(self.first, builder.add(self.index, _INDEX(u)))
+        mine = builder.lshr(builder.mul(builder.add(self.index, _INDEX(u)), self.share), _INDEX(ONE.bit_length() - 1))
+        piece = builder.add(self.first, mine)
         row = builder.lshr(builder.mul(piece, self.inverse), _INDEX(ONE.bit_length() - 1))
         offset = builder.add(builder.mul(piece, _INDEX(width)), builder.mul(row, self.jump))
         for place in range(0, width, LINE):
@@ -141,6 +143,7 @@ class Along(InPlace):
 
 def _added_up(builder: ir.IRBuilder, vectors: list[Value], lanes: int) -> list[Value]:
     """Return the sum of each vector's elements, in vectors: two are folded into one, again and again."""
+    vectors = vectors + [ir.Constant(vectors[0].type, None)] * (-len(vectors) % lanes)
     runs = 1  # of lanes that belong to one of the first vectors
     while runs < lanes:
         size = lanes // runs

@@ -45,6 +45,7 @@ def pass_across(sums, side, packed, sliver, b, row, col, columns, depth, slivers
     whole, rest = columns // sums.columns, columns % sums.columns * side.item
     tiles = whole + min(1, rest)
     inverse, jump = (ONE, row - width) if is_few else (ONE // tiles + 1, row - tiles * width)
+    share = (ONE + slivers - 1) // slivers
     for p in range(0, depth, sums.steps):
         some, a, rows = min(sums.steps, depth - p), moved(packed, p * sums.rows * sums.total), moved(b, p * row)
         ahead = moved(rows, sums.steps * row)
@@ -57,8 +58,9 @@ def pass_across(sums, side, packed, sliver, b, row, col, columns, depth, slivers
             first, asked = (0, moved(ahead, t * width)) if is_few else (t * sums.steps, ahead)
             for g in range(slivers):
                 place = moved(out, g * sums.rows * line + t * sums.columns * sums.total)
+                mine = first + g * some // slivers
                 tile_across(
-                    sums, side, moved(a, g * sliver), here, step, place, line, some, asked, first, inverse, jump
+                    sums, side, moved(a, g * sliver), here, step, place, line, some, asked, mine, inverse, jump, share
                 )
 
 

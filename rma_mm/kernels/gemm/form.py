@@ -156,14 +156,20 @@ def few_rows(m: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: 
     if c not in (np.float32, np.float64) or a != b or accumulator(a) != c:
         return None
     tiled = _tiled(cpu, c.name, ARITHMETIC, c.name, c.name, reading(a), reading(b))
+    rows = _equal_parts(max(1, m), 4 if in_place == ALONG else cpu.registers // 4)
     if in_place == ALONG:
-        return replace(tiled, rows=4, vectors=min(tiled.lanes, cpu.registers // 8), in_place=ALONG)
-    rows = min(1 << (m - 1).bit_length(), cpu.registers // 4)
+        vectors = min(tiled.lanes, cpu.registers // (4 if rows < 3 else 8))
+        return replace(tiled, rows=rows, vectors=vectors, in_place=ALONG)
     vectors = min(8, 3 * cpu.registers // 4 // rows)
-    is_read_faster = max(m, rows) * c.itemsize >= 8 * b.itemsize  # than multiplied; else memory is faster by few rows
+    is_read_faster = m * c.itemsize >= 8 * b.itemsize  # than multiplied; else memory is faster by few rows
     return replace(
         tiled, rows=rows, vectors=vectors, in_place=ACROSS, steps=MANY_STEPS if is_read_faster else FEW_STEPS
     )
+
+
+def _equal_parts(extent: int, most: int) -> int:
+    """Return the size of parts, as few and as equal as can be, that are no larger than the most."""
+    return -(-extent // -(-extent // most))
 
 
 def has_fast(dtype: np.dtype[Any], operands: np.dtype[Any] | None) -> bool:

@@ -347,7 +347,7 @@ def _tile(extents: Callable[[Form], tuple[int, int]]) -> Any:
 @function
 def tile_across(
     typing: Any, sums: Any, side: Any, a: Any, b: Any, step: Any, out: Any, stride: Any, depth: Any, ahead: Any,
-    first: Any, inverse: Any, jump: Any,
+    first: Any, inverse: Any, jump: Any, share: Any,
 ) -> Any:
     """Add the product of a packed sliver of a and of rows of b, where it lies, to `out`; see `emit_few.Across`."""
 
@@ -356,7 +356,7 @@ def tile_across(
         emit_few.Across(builder, sums.form, a, b, step, out, stride, side.source, *ahead).add(depth)
         return context.get_dummy_value()
 
-    return types.void(sums, side, a, b, types.int64, out, *(types.int64,) * 2, ahead, *(types.int64,) * 3), generate
+    return types.void(sums, side, a, b, types.int64, out, *(types.int64,) * 2, ahead, *(types.int64,) * 4), generate
 
 
 @function
