@@ -31,6 +31,7 @@ ONCE_FROM = 2**42
 """m·n·k of a product from which a comparison, of about 4 s, pays where it is done once: it may save some per cent."""
 ONCE_PACKED_FROM = 2**39  # the same where BLAS packs much: it may save half
 AHEAD = 1.02  # how much faster generated code must be: BLAS needs no scratch
+_is_done_once: ContextVar[bool] = ContextVar("is_done_once", default=False)
 
 
 def choose_kernel(
@@ -63,9 +64,6 @@ def choose_kernel(
             return "numpy"
         return _faster(dtype if operands is None else operands, m, n, k) if kernel == "auto" else "blas"
     return "numba" if worth and has_code and works() else "numpy"
-
-
-_is_done_once: ContextVar[bool] = ContextVar("is_done_once", default=False)
 
 
 @contextmanager
