@@ -186,6 +186,13 @@ def test_what_is_wanted_once_compiles_nothing(tmp_path, ranks, words, kernel):
     assert not list(cache.glob("kernels-*/*"))
 
 
+def test_grids_for_other_semirings_measure_nothing(tmp_path):
+    """As plans do: what is measured are products of numbers."""
+    cache, words = tmp_path / "cache", ["--shape", "64,64,64", "--semiring", "min_plus", "-o", "C.npy"]
+    done = mpirun(2, ["-m", "rma_mm.run", *words], cwd=tmp_path, variables={"RMA_MM_CACHE": str(cache), "RMA_MM_MACHINE": ""})
+    assert (done.returncode, done.stderr) == (0, "") and not list(cache.glob("machines/*"))
+
+
 def test_cache(tmp_path):
     """Only what the package keeps there is deleted."""
     (tmp_path / "mine.txt").write_text("keep")

@@ -77,9 +77,9 @@ def best_grid(
     """Return the grid of all ranks on which a product of two matrices of this type is fastest. Collective.
 
     dtype: of both operands. speeds: of all ranks, where they are not those of the machine. window: as of `Mesh`.
-    kernel, semiring: as of `make_plan`. Measures the machine where that is still to be done, and no algorithm is named.
-    Ranks share the pricing of candidates, and remember it for a plan on that grid. Raises AlgorithmError, MachineError,
-    OptionError, WindowError.
+    kernel, semiring: as of `make_plan`. Measures the machine where that is still to be done, no algorithm is named, and
+    the semiring is that of numbers. Ranks share the pricing of candidates, and remember it for a plan on that grid.
+    Raises AlgorithmError, MachineError, OptionError, WindowError.
     """
     agree(comm, "mesh", environment() | {"registered": REGISTERED})
     node_of = node_map(comm)
@@ -90,7 +90,8 @@ def best_grid(
         comm, "mesh", shape=shape, algorithm=algorithm, speeds=speeds, window=window, kernel=kernel, semiring=semiring
     ):
         with using_threads(threads):
-            kernel = priced(choose_kernel(kernel, summed, *shape, find_semiring(semiring), dtype))
+            ring = find_semiring(semiring)
+            kernel = priced(choose_kernel(kernel, summed, *shape, ring, dtype))
         if speeds is not None and (wrong := speeds_problem(speeds, comm.size)):
             raise OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
         flavour = find_flavour(window_name(window))
@@ -98,7 +99,7 @@ def best_grid(
     kernel = comm.bcast(kernel)
     machine = machine_of(
         comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
-        may_measure=algorithm == "auto" and comm.size > 1, flavours=(flavour.name,),
+        may_measure=algorithm == "auto" and comm.size > 1 and ring.is_arithmetic, flavours=(flavour.name,),
     )
     flavours = tuple((x, flavour.name) for x in "ABC")
     cost_model = CostModel(_with(machine, speeds), summed.name, kernel, dtype.itemsize, summed.itemsize, flavours)
