@@ -189,7 +189,8 @@ def test_what_is_wanted_once_compiles_nothing(tmp_path, ranks, words, kernel):
 def test_grids_for_other_semirings_measure_nothing(tmp_path):
     """As plans do: what is measured are products of numbers."""
     cache, words = tmp_path / "cache", ["--shape", "64,64,64", "--semiring", "min_plus", "-o", "C.npy"]
-    done = mpirun(2, ["-m", "rma_mm.run", *words], cwd=tmp_path, variables={"RMA_MM_CACHE": str(cache), "RMA_MM_MACHINE": ""})
+    variables = {"RMA_MM_CACHE": str(cache), "RMA_MM_MACHINE": ""}
+    done = mpirun(2, ["-m", "rma_mm.run", *words], cwd=tmp_path, variables=variables)
     assert (done.returncode, done.stderr) == (0, "") and not list(cache.glob("machines/*"))
 
 

@@ -232,7 +232,7 @@ def test_few_rows_read_the_longer_operand_where_it_lies(name: str, cpu: str, mon
         pytest.skip(f"there is no {name}, or this processor has no {cpu}")
     monkeypatch.setattr(product, "blocks_of", None)  # nothing is packed
     rng, summed = np.random.default_rng(5), accumulator(dtype)
-    shapes = (1, 1, 1), (6, 150, 45), (3, 261, 70), (8, 64, 128), (13, 33, 301), (32, 7, 37)
+    shapes = (1, 1, 1), (2, 150, 45), (6, 150, 45), (3, 261, 70), (8, 64, 128), (13, 33, 301), (32, 7, 37)
     for caches, (m, n, k) in itertools.product((TINY, host().caches), shapes):
         on(monkeypatch, Cpu(cpu, *VECTORS[cpu], frozenset(), caches))
         x, y = (rng.integers(-5, 6, shape).astype(dtype) for shape in ((m, k), (k, n)))

@@ -55,13 +55,16 @@ class Across(InPlace):
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         builder, width = self.builder, self.vectors * self.form.lanes * self.item
-        mine = builder.lshr(builder.mul(builder.add(self.index, _INDEX(u)), self.share), _INDEX(ONE.bit_length() - 1))
-        piece = builder.add(self.first, mine)
-        row = builder.lshr(builder.mul(piece, self.inverse), _INDEX(ONE.bit_length() - 1))
+        piece = builder.add(self.first, self.fraction(self.share, builder.add(self.index, _INDEX(u))))
+        row = self.fraction(self.inverse, piece)
         offset = builder.add(builder.mul(piece, _INDEX(width)), builder.mul(row, self.jump))
         for place in range(0, width, LINE):
             self.ask(at(builder, self.ahead, builder.add(offset, _INDEX(place)), _BYTE))
         return super().steps(sums, ap, bp, u)
+
+    def fraction(self, part: Value, number: Value) -> Value:
+        """Return a part of a number, rounded down. part: times `ONE`."""
+        return self.builder.lshr(self.builder.mul(number, part), _INDEX(ONE.bit_length() - 1))
 
     def begun(self) -> list[Value]:
         return [load(self.builder, place, self.vector) for place in self.places()]
