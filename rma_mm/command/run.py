@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rma_mm.command.frame import Frame
 from rma_mm.command.jobs.job import Job
 from rma_mm.command.options.run import RunOptions, load_algorithms
 from rma_mm.errors import RmaError
-from rma_mm.kernels.choice.choice import each_done_once
 from rma_mm.runtime.files.external import allowing
 from rma_mm.runtime.files.opened import extents_of, open_array
 from rma_mm.runtime.ranks.agreement import agreed
@@ -23,7 +21,7 @@ def run(options: RunOptions, frame: Frame) -> int:
     if options.algorithms:
         with agreed(frame.comm, "--algorithms"):
             load_algorithms(options.algorithms)
-    with allowing(options.allow_external), nullcontext() if options.is_measurement else each_done_once():
+    with allowing(options.allow_external):
         if is_batch(options, frame.comm):
             from rma_mm.command.jobs.batch_job import BatchJob  # seldom needed
 

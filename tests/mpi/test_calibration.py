@@ -24,14 +24,17 @@ import pytest
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
+from rma_mm.elements.semiring import find_semiring
 from rma_mm.errors import DtypeError, MachineError
 from rma_mm.kernels.cache import cache_folder
+from rma_mm.kernels.choice.choice import working_once
 from rma_mm.policy.model.machine import COLLECTIVES, SCATTERED, TYPICAL, Machine
 from rma_mm.runtime.calibration import cache, lookup, machine_of, remember_correction, run_calibration
 from rma_mm.runtime.calibration.measure import measure
 from rma_mm.runtime.calibration.overlap import Overlap
 from rma_mm.runtime.calibration.sampling import scatter, typical
 from rma_mm.runtime.calibration.site import Site
+from rma_mm.runtime.products import prices
 from rma_mm.windows.ranks import node_map
 from tests.doors import command
 from tests.launch import parallel
@@ -501,6 +504,33 @@ def test_code_is_compiled_only_for_products_that_need_it(tmp_path):
     done = mpirun(2, line, variables=variables, timeout=90)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((tmp_path / "machines").iterdir())) == len(list(tmp_path.rglob("*.o"))) == 1
+
+
+@thorough
+def test_the_machine_is_measured_only_where_that_pays(tmp_path):
+    """Not for C of a small product on one node; but where figures are wanted, between nodes, and for much work."""
+    np.save(tmp_path / "A.npy", np.ones((3, 64, 64)))
+    np.save(tmp_path / "B.npy", np.ones((64, 64)))
+    product = ("--shape", "64,64,64")
+
+    def measures(*options, **variables):
+        variables |= {"RMA_MM_CACHE": str(tmp_path / "cache"), "RMA_MM_MACHINE": ""}
+        line = ("-m", "rma_mm.run", *options, "--output", str(tmp_path / "C.npy"))
+        done = mpirun(2, line, variables=variables, timeout=90)
+        assert done.returncode == 0, done.stdout + done.stderr
+        kept = list((tmp_path / "cache" / "machines").glob("*"))
+        for file in kept:
+            file.unlink()
+        return bool(kept)
+
+    assert not measures(*product)
+    assert not measures(str(tmp_path / "A.npy"), str(tmp_path / "B.npy"))  # a batch
+    assert measures(*product, "--explain")
+    assert measures(*product, "--repeat", "2")
+    assert measures(*product, MPIR_CVAR_NOLOCAL="1")
+    for work, pays in ((prices.MEASURED_FROM - 1, False), (prices.MEASURED_FROM, True), (math.inf, True)):
+        with working_once(work):
+            assert prices._may_measure(2, (0, 0), "auto", find_semiring("plus_times")) == pays
 
 
 @nightly

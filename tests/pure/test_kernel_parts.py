@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,26 @@ def test_what_is_done_once_is_compared_where_that_pays(monkeypatch: pytest.Monke
     monkeypatch.setattr(choice, "cache_folder", lambda: Path("/"))
     monkeypatch.delenv("RMA_MM_MACHINE", raising=False)
     single, half = np.dtype("f4"), np.dtype("f2")
-    with choice.each_done_once():
-        assert kernels.choose_kernel("auto", single, 8192, 8192, 8192) == "blas"
-        assert kernels.choose_kernel("auto", single, 16384, 16384, 16384) == "numba"
-        assert kernels.choose_kernel("auto", half, 4096, 4096, 4096) == "blas"
-        assert kernels.choose_kernel("auto", half, 8192, 8192, 8192) == "numba"
-        assert kernels.choose_kernel("auto", single, 8, 8192, 8192) == "blas"
-        monkeypatch.setattr(choice, "rates", lambda dtype: found)
-        assert kernels.choose_kernel("auto", single, 2048, 2048, 2048) == "numba"
-    monkeypatch.setattr(choice, "rates", lambda dtype: None)
-    assert kernels.choose_kernel("auto", single, 2048, 2048, 2048) == "numba"
+    large, few_rows = (2048, 2048, 2048), (8, 8192, 8192)
+    for dtype, shape, pays_from in ((single, large, 2**42), (half, large, 2**39), (single, few_rows, 2**39)):
+        with choice.working_once(pays_from - 1):
+            assert kernels.choose_kernel("auto", dtype, *shape) == "blas"
+        with choice.working_once(pays_from):  # as of many such products
+            assert kernels.choose_kernel("auto", dtype, *shape) == "numba"
+        assert kernels.choose_kernel("auto", dtype, *shape) == "numba"  # whose number nobody knows
+    monkeypatch.setattr(choice, "rates", lambda dtype: found)
+    with choice.working_once(1):
+        assert kernels.choose_kernel("auto", single, *large) == "numba"
+
+
+def test_code_is_compiled_where_that_pays() -> None:
+    """For whole numbers, which no BLAS multiplies."""
+    number = np.dtype("i4")
+    cases = ((512, inf, "numba"), (512, 2**30, "numba"), (512, 2**30 - 1, "numpy"), (511, inf, "numpy"))
+    for size, work, expected in cases:
+        with choice.working_once(work):
+            assert kernels.choose_kernel("auto", number, size, size, size) == expected
+            assert kernels.choose_kernel("numba", number, size, size, size) == "numba"
 
 
 @nightly

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from rma_mm.command.progress import ProgressReport
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.elements.semiring import PLUS_TIMES
 from rma_mm.errors import OptionError, VerificationError
+from rma_mm.kernels.choice.choice import working_once
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.files.formats import check_dimensions
@@ -56,6 +58,7 @@ class BatchJob:
         progress = ProgressReport(o.progress, comm.rank == 0 and not o.quiet)
         with (
             closing(progress),
+            working_once(o.work_ahead(self._work(operands))),
             Mesh(o.mesh or (comm.size,), comm, window=o.window, threads=o.threads, timeout=o.timeout) as mesh,
         ):
             set_threads(mesh.threads)
@@ -100,6 +103,14 @@ class BatchJob:
             one = (k, m) if o.transpose_a else (m, k)
             other = (n, k) if o.transpose_b else (k, n)
         return [Operand((*batch, *one), dtype), Operand((*batch, *other), dtype)]
+
+    def _work(self, operands: list[Operand]) -> int:
+        """Return about how many multiply-adds there are: shapes are checked later."""
+        a, b = (x.shape for x in operands)
+        m = (1, *a)[-1 if self.options.transpose_a else -2]
+        n = (1, *b)[-2 if self.options.transpose_b else -1]
+        work: int = max(prod(a) * n, prod(b) * m)
+        return work
 
     def _plan(self, mesh: Mesh, operands: list[Operand]) -> BatchPlan:
         o = self.options

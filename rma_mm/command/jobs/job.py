@@ -32,6 +32,7 @@ from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, MemoryLimitError, RmaError, ShapeError, VerificationError, display_path
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.kernels.choice.choice import working_once
 from rma_mm.kernels.elementwise import cast, check_cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.threads import set_threads
@@ -104,6 +105,7 @@ class Job:
         self._read_headers()
         shape = self._shape()
         dtype = self._made_dtype()
+        open_things.enter_context(working_once(o.work_ahead(prod(shape))))
         with self.progress.stage("planning"):
             grid = o.mesh or best_grid(
                 self.comm, shape, dtype, o.algorithm, o.threads, o.prefer, o.speeds, o.window, o.kernel, o.semiring

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from rma_mm.command.options.parser import (
@@ -109,6 +109,11 @@ class RunOptions:
     def is_measurement(self) -> bool:
         """True if the time of the product is wanted, and not only C."""
         return self.output is None or self.repeat > 1 or self.warmup is not None
+
+    def work_ahead(self, work: int) -> float:
+        """Return the multiply-adds to come; infinity, for which any measurement pays, where figures are wanted."""
+        explained = (self.explain, self.frontier, self.picture, self.dry_run, self.trace, self.report)
+        return inf if self.is_measurement or any(explained) else work
 
     def untimed(self, is_streamed: bool) -> int:
         """Return how many products come before those that are timed. is_streamed: whether operands stay in files."""

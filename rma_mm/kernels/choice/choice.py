@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,12 @@ NAMES = ("blas", "numba", "numpy", *FAST)  # the kernels there are
 COMPILE_FROM = 2**27  # m·n·k from which code is worth being compiled where no BLAS fits, or where BLAS packs much
 COMPARE_FROM = 2**32  # m·n·k from which it is elsewhere
 COMPARE_THIN_FROM = 2**30  # the same for small k, where generated code, which does not read c, is ahead by more
-ONCE_FROM = 2**42
-"""m·n·k of a product from which a comparison, of about 4 s, pays where it is done once: it may save some per cent."""
-ONCE_PACKED_FROM = 2**39  # the same where BLAS packs much: it may save half
+PAYS_FROM = 2**42
+"""m·n·k of all that will be multiplied from which a comparison, of about 4 s, pays: it may save some per cent."""
+PAYS_PACKED_FROM = 2**39  # the same where BLAS packs much: it may save half
+PAYS_CODE_FROM = 2**30  # the same of compiling, of about 3 s, where no BLAS fits: it may save nine tenths
 AHEAD = 1.02  # how much faster generated code must be: BLAS needs no scratch
-_is_done_once: ContextVar[bool] = ContextVar("is_done_once", default=False)
+_work_ahead: ContextVar[float] = ContextVar("work_ahead", default=inf)
 
 
 def choose_kernel(
@@ -58,7 +60,8 @@ def choose_kernel(
     has_code = emitted(semiring, dtype) is not None
     if kernel == "numba" and not has_code:
         raise AlgorithmError(no_code(semiring, dtype))
-    worth = kernel == "numba" or (kernel == "auto" and m * n * k >= COMPILE_FROM)
+    pays = m * n * k >= COMPILE_FROM and work_ahead() >= PAYS_CODE_FROM
+    worth = kernel == "numba" or (kernel == "auto" and pays)
     if kernel == "blas" or (kernel == "auto" and semiring.is_arithmetic and fits(dtype)):
         if library() is None:
             return "numpy"
@@ -67,13 +70,21 @@ def choose_kernel(
 
 
 @contextmanager
-def each_done_once() -> Iterator[None]:
-    """Choose kernels meanwhile for products that are done once: compare none where that takes more than it saves."""
-    before = _is_done_once.set(True)
+def working_once(work: float) -> Iterator[None]:
+    """Measure meanwhile only what saves more than it takes, where all that will be multiplied is known.
+
+    work: its multiply-adds.
+    """
+    before = _work_ahead.set(work)
     try:
         yield
     finally:
-        _is_done_once.reset(before)
+        _work_ahead.reset(before)
+
+
+def work_ahead() -> float:
+    """Return the multiply-adds of all that will be multiplied, as `working_once` was told; else infinity."""
+    return _work_ahead.get()
 
 
 def priced(kernel: str) -> str:
@@ -98,7 +109,7 @@ def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
 
 def _may_measure(dtype: np.dtype[Any], m: int, n: int, k: int) -> bool:
     packs_much = _packs_much(dtype, m, n, k)
-    if _is_done_once.get() and m * n * k < (ONCE_PACKED_FROM if packs_much else ONCE_FROM):
+    if work_ahead() < (PAYS_PACKED_FROM if packs_much else PAYS_FROM):
         return False
     return packs_much or (cache_folder() is not None and not os.environ.get("RMA_MM_MACHINE"))
 

@@ -6,6 +6,7 @@ Where an algorithm is named, nothing is measured for it; what was measured befor
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,12 +16,12 @@ from numpy.typing import DTypeLike
 
 from rma_mm.algorithms import REGISTERED
 from rma_mm.elements.dtypes import accumulator
-from rma_mm.elements.semiring import PLUS_TIMES, find_semiring
+from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
 from rma_mm.errors import OptionError, quoted
 from rma_mm.flavours import find_flavour
 from rma_mm.geometry.shares import relative, speeds_problem
 from rma_mm.kernels import choose_kernel
-from rma_mm.kernels.choice.choice import priced
+from rma_mm.kernels.choice.choice import priced, work_ahead
 from rma_mm.kernels.threads import threads_per_rank, using_threads
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL, Machine
@@ -32,6 +33,9 @@ from rma_mm.runtime.ranks.agreement import agree, agreed, distribute_tasks
 from rma_mm.runtime.ranks.mesh import Mesh, environment, ranks_beside, window_name
 from rma_mm.windows.ranks import node_map
 from rma_mm.windows.waiting import largest
+
+MEASURED_FROM = 2**37
+"""m·n·k of all that will be multiplied from which measuring the ranks of a node, of about 2 s, pays."""
 
 
 def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
@@ -45,7 +49,7 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
     flavours = tuple((x, flavour_of(mesh, operand)) for x, operand in each)
     machine = machine_of(
         mesh.comm, mesh.node_of, threads=mesh.threads, dtype=dtype, kernel=kernel,
-        may_measure=options.algorithm == "auto" and mesh.size > 1 and operands.semiring.is_arithmetic,
+        may_measure=_may_measure(mesh.size, mesh.node_of, options.algorithm, operands.semiring),
         flavours=tuple(sorted({flavour for _, flavour in flavours})),
     )
     sizes = [operands.dtype(x).itemsize for x in "AB"]
@@ -53,6 +57,12 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
     machine = _with(machine, mesh.speeds, factors)
     reading = max(operands.a.reading, operands.b.reading)
     return CostModel(machine, dtype, kernel, max(sizes), operands.accum_dtype.itemsize, flavours, reading)
+
+
+def _may_measure(size: int, node_of: Sequence[int], algorithm: str, semiring: Semiring) -> bool:
+    """True if ranks are measured for a product, where they were not yet."""
+    pays = len(set(node_of)) > 1 or work_ahead() >= MEASURED_FROM
+    return algorithm == "auto" and size > 1 and semiring.is_arithmetic and pays
 
 
 def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tuple[float, ...] = ()) -> Machine:
@@ -99,7 +109,7 @@ def best_grid(
     kernel = comm.bcast(kernel)
     machine = machine_of(
         comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
-        may_measure=algorithm == "auto" and comm.size > 1 and ring.is_arithmetic, flavours=(flavour.name,),
+        may_measure=_may_measure(comm.size, node_of, algorithm, ring), flavours=(flavour.name,),
     )
     flavours = tuple((x, flavour.name) for x in "ABC")
     cost_model = CostModel(_with(machine, speeds), summed.name, kernel, dtype.itemsize, summed.itemsize, flavours)
