@@ -399,6 +399,19 @@ def test_queue_on_rows_that_are_cut_differently_at_each_step() -> None:
         run(Case(ALGORITHMS["queue"], problem, Tuning(100, 0), 1, 0, "", 0))
 
 
+@pytest.mark.parametrize(("a", "viewed"), [("i, j:cyclic(64)", {"A"}), ("i, j", {"A", "B"}), ("i, j:cyclic(8)", {"A"})])
+def test_the_queue_is_priced_by_what_its_tasks_read_in_place(a: str, viewed: set[str]) -> None:
+    """What a panel of k has of B lies apart where A is dealt out in wide blocks, and of A where these are narrow."""
+    mesh = MeshShape((2, 2))
+    problem = PlacedProblem((256, 256, 4096), mesh, placed(mesh, a, "(i, j), *", "i, j"))
+    pool = lower(ALGORITHMS["queue"], problem).pool
+    assert pool
+    multiplies = [op for task in range(pool.tasks) for op in pool.program(task, 0) if isinstance(op, Multiply)]
+    assert {ref.operand for op in multiplies for ref in (op.a, op.b) if ref.buffer in ("A", "B")} == viewed
+    *_, walk = workload_of(ALGORITHMS["queue"], problem).phases
+    assert {moved.x for moved in walk.moved if moved.how == "view" and moved.node.any()} == viewed
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_scattered_owners_do_not_scatter_the_c_that_is_multiplied_into(transposed: bool) -> None:
     """The walk goes along rows, or columns, of C, which an operand's owners have dealt out in wide parts."""

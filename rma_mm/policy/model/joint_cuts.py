@@ -76,18 +76,20 @@ def _span_by_edges(
 def _by_counts(wanted: DimSpans, helds: Sequence[DimSpans], parts: Sequence[Figures], least: int) -> Joint:
     """Blocks that are dealt out, or too many to be looked at: by how many there are."""
     parts = [np.maximum(1.0, each) for each in parts]  # of an empty span too
-    dealt = [each for held, each in zip(helds, parts, strict=True) if held.edges is None]
-    combs, blocks = np.ones(wanted.count), np.ones(wanted.count)
-    for each in dealt:
-        combs = np.array([lcm(int(a), int(b)) for a, b in zip(combs, each, strict=True)], float)
-    for held, each in zip(helds, parts, strict=True):
-        if held.edges is not None:
-            blocks = joint_pieces(blocks, each)
     lengths = np.maximum(1.0, wanted.lengths)
+    dealt, combs, blocks, is_comb = 0, np.ones(wanted.count), np.ones(wanted.count), np.zeros(wanted.count, np.bool_)
+    for held, each in zip(helds, parts, strict=True):
+        if held.edges is None:
+            dealt += 1
+            combs = np.array([lcm(int(a), int(b)) for a, b in zip(combs, each, strict=True)], float)
+            is_comb |= lengths > held.run * each  # an owner has several blocks of one span
+        else:
+            blocks = joint_pieces(blocks, each)
     whole = np.minimum(lengths, combs * blocks)
     width = lengths / whole
     fused = np.where(width >= least, whole, 1.0)  # what is narrow joins its neighbour, here all
-    mixed = [(whole > each) & (len(dealt) > (held.edges is None)) for held, each in zip(helds, parts, strict=True)]
+    is_comb &= fused == whole
+    mixed = [is_comb & (whole > each) & (dealt > (held.edges is None)) for held, each in zip(helds, parts, strict=True)]
     joined = [(fused < whole) & (each > 1) for each in parts]
     return Joint(whole, fused, width, *(tuple(each.astype(np.float64) for each in flags) for flags in (joined, mixed)))
 

@@ -6,12 +6,14 @@ alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.geometry.span import even_part
 from rma_mm.policy.model.joint_cuts import joint_pieces
 from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
 from rma_mm.policy.model.spans import DimSpans, Figures, spans_of
@@ -69,6 +71,20 @@ class WorkBoxes:
         count = self.sample.count
         m, n, k = (spans.each[:count] * self.has_work[:count] for spans in self.spans)
         return m, n, k
+
+
+class TaskBoxes(WorkBoxes):
+    """Boxes of the queue, which fall to any rank: as many as ranks are sampled, drawn evenly along each dimension."""
+
+    def __init__(self, decisions: LoweringDecisions, counts: Sequence[int]) -> None:
+        """counts: boxes along m, n and k."""
+        super().__init__(decisions)
+        drawn = len(self.sample.ranks)
+        self.spans = [
+            spans_of([even_part(extent, at * parts // drawn, max(1, parts)) for at in range(drawn)], extent)
+            for extent, parts in zip(decisions.problem.shape, counts, strict=True)
+        ]
+        self.has_place = self.has_work = np.ones(drawn, np.bool_)
 
 
 def split_work(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork, Figures, Repacked]:

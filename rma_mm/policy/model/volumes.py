@@ -12,7 +12,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.half import half_of, mirroring, pushed_halves
 from rma_mm.policy.model.locality import WHOLE, RankSample, Spread, rank_sample
-from rma_mm.policy.model.panels import Repacked, WorkBoxes, split_work
+from rma_mm.policy.model.panels import Repacked, TaskBoxes, WorkBoxes, split_work
 from rma_mm.policy.model.spans import DimSpans, Figures
 from rma_mm.policy.model.traffic import FLAT, READ, LocalWork, Phase, TrafficItem, Workload
 from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Algorithm, Cut, PlacedProblem
@@ -289,6 +289,8 @@ class _WorkloadOfProblem:
         beyond = 1 - self.sample.populations / mesh.size
         near = 1 - 1 / mesh.size - beyond
         moved = []
+        boxes = TaskBoxes(self.decisions, counts)
+        drawn, _, repacked = split_work(boxes, {x: boxes.spread(x) for x in "AB"})
         faces = {"A": float(m * k * counts[1]), "B": float(k * n * counts[0]), "C": float(m * n * counts[2])}
         for x, words in faces.items():
             spans = self.sample.parts(self.decisions.layout(x), self.problem.extent(x))
@@ -299,13 +301,15 @@ class _WorkloadOfProblem:
             if x == "C":
                 moved.append(TrafficItem(x, "accumulate", mine / mesh.size, mine * near, mine * beyond, calls, run=run))
                 continue
-            how, zero = "view" if x in self.decisions.read.in_place else "get", self.zero
-            moved.append(TrafficItem(x, how, zero, mine * near, zero, calls * near * (how == "get"), run=run))
+            gathered, zero = float(repacked[x].mean()), self.zero
+            copied = gathered if x in self.decisions.read.in_place else 1.0
+            moved.append(TrafficItem(x, "view", zero, mine * near * (1 - copied), zero, zero))
+            own, calls_near = mine / mesh.size * gathered, calls * near * copied
+            moved.append(TrafficItem(x, "get", own, mine * near * copied, zero, calls_near, run=run))
             moved.append(TrafficItem(x, "get", zero, zero, mine * beyond, calls * beyond, run=run))
         extents = (ones * m, ones * n, ones * k)
-        cut = [float(count) for count in counts]
-        panels = max(1.0, ceil(k / max(1, counts[2]) / self.decisions.width))
-        work = LocalWork(extents, (ones * cut[0], ones * cut[1], ones * cut[2] * panels), ones * n / max(1.0, cut[1]))
+        cut_m, cut_n, cut_k = (ones * count * each.mean() for count, each in zip(counts, drawn.pieces, strict=True))
+        work = LocalWork(extents, (cut_m, cut_n, cut_k), ones * n / max(1, counts[1]))
         walk = Phase(moved, work, steps=max(1.0, shares), claims=shares + 1, is_shared=True, barriers=1)
         return [Phase(opened=self.opened, barriers=1), walk]
 

@@ -83,7 +83,8 @@ class LoweringDecisions:
     def by_chunks(self) -> bool:
         """True if every operand moves at its own grain, and C's sums leave complete, rather than panel by panel."""
         has_grain = any(OWNERS not in self.grain(x) for x in "ABC")
-        return bool(self.algorithm.grouped) or has_grain or (not self.is_here and self.algorithm.over == "k")
+        is_summed = not self.is_here and self.algorithm.over == "k" and not self.is_queue
+        return bool(self.algorithm.grouped) or has_grain or is_summed
 
     def cuts(self, x: str, dim: int) -> bool:
         """True if pieces along a dimension end where an operand's owners change."""
