@@ -26,6 +26,8 @@ LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables in which they say how many of them are on this host."""
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 """Variables in which they say which rank this is."""
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+"""Environment variables that say how many threads the local BLAS starts, as OpenBLAS reads them."""
 PARTING = 10.0  # seconds for the other ranks of this host to come to an end too, under load
 COMING = 4.0  # seconds for them to come to an end after Ctrl-C
 PARTED = "rma_mm:"  # begins the name that a process takes while it waits for them; its time in 1/100 s follows
@@ -62,10 +64,26 @@ def on_all_ranks(main: Callable[[], int]) -> int:
     atexit.register(hold_interruptions)  # what follows is short, and says nothing
     try:
         with interruptions_held() if launched_ranks() > 1 else nullcontext():
+            _load_numpy()
             return main()
     except Exception:  # noqa: BLE001 - whatever it is, the other ranks wait
         traceback.print_exc()
         return part(1)
+
+
+def _load_numpy() -> None:
+    """Import NumPy, whose BLAS starts no threads meanwhile, unless the environment says how many.
+
+    By itself it starts as many as there are cores, in each rank, which takes up to 0.05 s; `set_threads` starts those
+    that are used.
+    """
+    ours = {} if any(name in os.environ for name in BLAS_THREADS) else {BLAS_THREADS[0]: "1"}
+    os.environ.update(ours)
+    try:
+        import numpy  # noqa: F401
+    finally:
+        for name in ours:
+            del os.environ[name]
 
 
 def end_interrupted(*_: object) -> NoReturn:

@@ -29,6 +29,7 @@ from rma_mm.errors import DtypeError, MachineError
 from rma_mm.kernels.cache import cache_folder
 from rma_mm.kernels.choice.choice import working_once
 from rma_mm.policy.model.machine import COLLECTIVES, SCATTERED, TYPICAL, Machine
+from rma_mm.policy.planner.candidates import FEW
 from rma_mm.runtime.calibration import cache, lookup, machine_of, remember_correction, run_calibration
 from rma_mm.runtime.calibration.measure import measure
 from rma_mm.runtime.calibration.overlap import Overlap
@@ -508,12 +509,15 @@ def test_code_is_compiled_only_for_products_that_need_it(tmp_path):
 
 @thorough
 def test_the_machine_is_measured_only_where_that_pays(tmp_path):
-    """Not for C of a small product on one node; but where figures are wanted, between nodes, and for much work."""
+    """Not for C of a small product on one node, for which few plans are priced; but where figures are wanted, between
+    nodes, and for much work.
+    """
     np.save(tmp_path / "A.npy", np.ones((3, 64, 64)))
     np.save(tmp_path / "B.npy", np.ones((64, 64)))
     product = ("--shape", "64,64,64")
 
-    def measures(*options, **variables):
+    def does(*options, **variables):
+        """(whether it measures the machine, whether it prices few plans)"""
         variables |= {"RMA_MM_CACHE": str(tmp_path / "cache"), "RMA_MM_MACHINE": ""}
         line = ("-m", "rma_mm.run", *options, "--output", str(tmp_path / "C.npy"))
         done = mpirun(2, line, variables=variables, timeout=90)
@@ -521,13 +525,13 @@ def test_the_machine_is_measured_only_where_that_pays(tmp_path):
         kept = list((tmp_path / "cache" / "machines").glob("*"))
         for file in kept:
             file.unlink()
-        return bool(kept)
+        return bool(kept), f"of {len(FEW)} candidates" in done.stdout
 
-    assert not measures(*product)
-    assert not measures(str(tmp_path / "A.npy"), str(tmp_path / "B.npy"))  # a batch
-    assert measures(*product, "--explain")
-    assert measures(*product, "--repeat", "2")
-    assert measures(*product, MPIR_CVAR_NOLOCAL="1")
+    assert does(*product) == (False, True)
+    assert does(str(tmp_path / "A.npy"), str(tmp_path / "B.npy")) == (False, False)  # a batch
+    for options in (("--explain",), ("--repeat", "2")):
+        assert does(*product, *options) == (True, False)
+    assert does(*product, MPIR_CVAR_NOLOCAL="1") == (True, False)
     for work, pays in ((prices.MEASURED_FROM - 1, False), (prices.MEASURED_FROM, True), (math.inf, True)):
         with working_once(work):
             assert prices._may_measure(2, (0, 0), "auto", find_semiring("plus_times")) == pays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -16,6 +17,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import (
     CLOSE,
+    FEW,
     Request,
     adds_in_any_order,
     candidates,
@@ -51,6 +53,18 @@ def test_squares_on_one_node_are_read_in_place() -> None:
     words = best.traffic
     assert (words.between, words.within, words.messages) == (0, 0, 0)
     assert words.in_place == 2 * 512 * 512  # a/R · (C − 1)/C + b/C · (R − 1)/R, on four ranks
+
+
+def test_few_algorithms_are_priced_for_what_takes_less_than_pricing_all() -> None:
+    """Not where some of them may not serve: between nodes, by groups only, or in little memory."""
+    brief = Request((64, 64, 64), NODE, is_brief=True)
+    assert {each.algorithm.name for each in choose(brief)} == set(FEW)
+    assert default_mesh(4, (64, 64, 64), is_brief=True) == default_mesh(4, (64, 64, 64))
+    for all_of in (
+        replace(brief, is_brief=False), replace(brief, mesh=TWO_NODES), replace(brief, prefer="two-sided"),
+        replace(brief, memory=10**6),
+    ):
+        assert len(choose(all_of)) > len(ALGORITHMS)
 
 
 def test_a_dominant_k_is_split_over_all_ranks() -> None:

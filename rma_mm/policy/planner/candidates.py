@@ -12,7 +12,7 @@ from itertools import product
 from math import inf, prod
 from typing import Any, cast
 
-from rma_mm.algorithms import ALGORITHMS, find_algorithm
+from rma_mm.algorithms import ALGORITHMS, REGISTERED, find_algorithm
 from rma_mm.errors import AlgorithmError, LayoutError
 from rma_mm.geometry.layout import Layout, everywhere
 from rma_mm.geometry.level import Level, Split
@@ -71,6 +71,7 @@ class Request(Problem):
     pushes: bool = True  # true if ranks can accumulate: MPI may have nothing that adds up as ⊕ does
     prefer: str = AUTO  # what it may be done by: one of `PREFERENCES`
     files: Files = ()  # operands that stay in files
+    is_brief: bool = False  # true if few algorithms are to be priced, as pricing all takes longer than the product
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -160,7 +161,9 @@ def _algorithms(request: Request) -> tuple[Algorithm, ...]:
     if request.algorithm != "auto":
         return (find_algorithm(request.algorithm),)
     further = SYMMETRIC if request.symmetry else (SUMMANDS,) if request.files else ()
-    return (*every_form(), *map(find_algorithm, further))
+    is_brief = request.is_brief and request.mesh.is_one_node and request.prefer == AUTO and request.memory is None
+    first = map(find_algorithm, (*FEW, *REGISTERED)) if is_brief and not request.files else every_form()
+    return (*first, *map(find_algorithm, further))
 
 
 _known: OrderedDict[tuple[Request, tuple[Algorithm, ...]], list[Candidate]] = OrderedDict()

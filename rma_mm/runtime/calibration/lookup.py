@@ -97,8 +97,8 @@ def _machine_of(
     if base is not None and is_new and not is_named and may_measure:
         is_stale = 0 < tries < TRIES or (site.has("between") and has_changed(comm, site, base))
         base = None if is_stale else base
-    wanted = _lacking(base, site, (dtype, kernel), flavours)
-    if is_named or wanted is None or not may_measure:
+    wanted = None if is_named or not may_measure else _lacking(base, site, (dtype, kernel), flavours)
+    if wanted is None:
         return base
     seconds = KERNEL if base is not None else BETWEEN if site.has("between") else SHORT
     from rma_mm.runtime.calibration.run_calibration import run_calibration

@@ -9,7 +9,7 @@ from rma_mm.policy.planner.candidates import Request, choose
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.products.memory import MemoryTrial, fit_memory, memory_trials
 from rma_mm.runtime.products.plan_choice import PlanChoice
-from rma_mm.runtime.products.prices import cost_model_of, priced_by
+from rma_mm.runtime.products.prices import cost_model_of, is_brief, priced_by
 from rma_mm.runtime.ranks.mesh import Mesh
 
 
@@ -58,5 +58,5 @@ def request_of(mesh: Mesh, operands: Operands, cost_model: CostModel) -> Request
         operands.shape, mesh.grid, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
         fetches_together=ours and (mesh.num_nodes > 1 or bool(operands.files)), algorithm=o.algorithm,
         deterministic=operands.needs_order, copyable=copyable, cost_model=cost_model, pushes=operands.may_push(windows),
-        prefer=o.prefer or mesh.prefer, symmetry=o.symmetric, files=operands.files,
+        prefer=o.prefer or mesh.prefer, symmetry=o.symmetric, files=operands.files, is_brief=is_brief(),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from rma_mm.errors import count_of
 from rma_mm.flavours import Flavour
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.choice.choice import reason
@@ -107,7 +108,8 @@ class PlanChoice:
         if self.chosen is not first:
             return f"the fastest that fits the memory limit{known}"
         typically = "" if self.request.cost_model.machine.measured else " on a typical machine"
-        return f"{how_fast(first, self.candidates)}{typically}{known}"
+        priced = f" of {count_of(len(self.candidates), 'candidate')}" if self.request.is_brief else ""
+        return f"{how_fast(first, self.candidates)}{priced}{typically}{known}"
 
     @property
     def epilogue(self) -> str | None:

@@ -36,6 +36,7 @@ from rma_mm.windows.waiting import largest
 
 MEASURED_FROM = 2**37
 """m·n·k of all that will be multiplied from which measuring the ranks of a node, of about 2 s, pays."""
+PRICED_FROM = 2**32  # the same of pricing every algorithm, of some tenths of a second
 
 
 def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
@@ -116,8 +117,13 @@ def best_grid(
     ours = flavour.loads_on_node
     return default_mesh(
         comm.size, shape, node_of, partial(priced_by, comm), algorithm=algorithm, cost_model=cost_model, prefer=prefer,
-        in_place="AB" * ours, fetches_together=ours and len(set(node_of)) > 1,
+        in_place="AB" * ours, fetches_together=ours and len(set(node_of)) > 1, is_brief=is_brief(),
     )
+
+
+def is_brief() -> bool:
+    """True if pricing every algorithm takes longer than all that will be multiplied."""
+    return work_ahead() < PRICED_FROM
 
 
 def priced_by(comm: MPI.Intracomm, request: Request) -> Each | None:
