@@ -26,8 +26,6 @@ LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables in which they say how many of them are on this host."""
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 """Variables in which they say which rank this is."""
-BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
-"""Environment variables that say how many threads the local BLAS starts, as OpenBLAS reads them."""
 PARTING = 10.0  # seconds for the other ranks of this host to come to an end too, under load
 COMING = 4.0  # seconds for them to come to an end after Ctrl-C
 PARTED = "rma_mm:"  # begins the name that a process takes while it waits for them; its time in 1/100 s follows
@@ -77,13 +75,14 @@ def _load_numpy() -> None:
     By itself it starts as many as there are cores, in each rank, which takes up to 0.05 s; `set_threads` starts those
     that are used.
     """
-    ours = {} if any(name in os.environ for name in BLAS_THREADS) else {BLAS_THREADS[0]: "1"}
-    os.environ.update(ours)
+    name = "OPENBLAS_NUM_THREADS"
+    if name in os.environ:
+        return
+    os.environ[name] = os.environ.get("OMP_NUM_THREADS", "1")
     try:
         import numpy  # noqa: F401
     finally:
-        for name in ours:
-            del os.environ[name]
+        del os.environ[name]
 
 
 def end_interrupted(*_: object) -> NoReturn:

@@ -11,7 +11,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rma_mm.kernels.blas import library
-from rma_mm.launch import BLAS_THREADS
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ def threads_per_rank(ranks_beside: int, explicit: int | None = None) -> int:
     """
     if explicit is not None:
         return _positive(explicit)
-    for name in BLAS_THREADS:
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         first = os.environ.get(name, "").split(",")[0].strip()  # OpenMP allows a list, one entry a nesting level
         if first.isdecimal() and int(first) > 0:
             return int(first)

@@ -19,7 +19,6 @@ from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, OptionError, 
 from rma_mm.kernels import blas, elementwise, threads
 from rma_mm.kernels.choice import choice, rates
 from rma_mm.kernels.epilogue.epilogue import Epilogue
-from rma_mm.launch import BLAS_THREADS
 from tests.thorough import nightly, usually
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
@@ -359,9 +358,10 @@ def test_parse_dtype() -> None:
 
 @pytest.mark.skipif(threads.own_function(threads.SET) is None, reason="needs OpenBLAS")
 @pytest.mark.skipif(len(threads.cores()) < 2, reason="needs two cores")
-@pytest.mark.parametrize(("said", "before"), [(None, 1), ("2", 2)])
-def test_commands_start_threads_of_the_blas_when_they_are_set(said: str | None, before: int) -> None:
-    """Not for all cores, in every rank; the environment is as it was."""
+@pytest.mark.parametrize("name", ["", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"])
+def test_commands_start_threads_of_the_blas_when_they_are_set(name: str) -> None:
+    """Not for all cores, in every rank, unless the environment says so, which is as it was."""
+    said, before = ({name: "2"}, 2) if name else ({}, 1)
     code = (
         "import os\nfrom rma_mm.launch import on_all_ranks\ndef command():\n"
         "    from rma_mm.kernels.threads import get_threads, set_threads\n"
@@ -369,10 +369,9 @@ def test_commands_start_threads_of_the_blas_when_they_are_set(said: str | None, 
         "    set_threads(2)\n    return get_threads()\n"
         "print(on_all_ranks(command))"
     )
-    environment = {name: value for name, value in os.environ.items() if name not in BLAS_THREADS}
-    environment |= {} if said is None else {"OPENBLAS_NUM_THREADS": said}
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")} | said
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == [f"{before} {said}", "2"]
+    assert done.stdout.split("\n")[:2] == [f"{before} {said.get('OPENBLAS_NUM_THREADS')}", "2"]
 
 
 def test_threads_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
