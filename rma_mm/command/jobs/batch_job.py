@@ -19,6 +19,7 @@ from rma_mm.elements.semiring import PLUS_TIMES
 from rma_mm.errors import OptionError, VerificationError
 from rma_mm.kernels.choice.choice import working_once
 from rma_mm.kernels.threads import set_threads
+from rma_mm.policy.planner.batches import Batch
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.files.formats import check_dimensions
 from rma_mm.runtime.files.generated import generated
@@ -55,10 +56,12 @@ class BatchJob:
         """The exit code, the same on every rank. Raises RmaError on all: VerificationError for a wrong result."""
         o, comm = self.options, self.frame.comm
         operands = self._checked(comm)
+        with agreed(comm):
+            batch = Batch(operands[0].shape, operands[1].shape, "A" * o.transpose_a + "B" * o.transpose_b)
         progress = ProgressReport(o.progress, comm.rank == 0 and not o.quiet)
         with (
             closing(progress),
-            working_once(o.work_ahead(self._work(operands))),
+            working_once(o.work_ahead(prod(batch.extents.values()))),
             Mesh(o.mesh or (comm.size,), comm, window=o.window, threads=o.threads, timeout=o.timeout) as mesh,
         ):
             set_threads(mesh.threads)
@@ -103,14 +106,6 @@ class BatchJob:
             one = (k, m) if o.transpose_a else (m, k)
             other = (n, k) if o.transpose_b else (k, n)
         return [Operand((*batch, *one), dtype), Operand((*batch, *other), dtype)]
-
-    def _work(self, operands: list[Operand]) -> int:
-        """Return about how many multiply-adds there are: shapes are checked later."""
-        a, b = (x.shape for x in operands)
-        m = (1, *a)[-1 if self.options.transpose_a else -2]
-        n = (1, *b)[-2 if self.options.transpose_b else -1]
-        work: int = max(prod(a) * n, prod(b) * m)
-        return work
 
     def _plan(self, mesh: Mesh, operands: list[Operand]) -> BatchPlan:
         o = self.options

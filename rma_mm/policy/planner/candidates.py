@@ -160,10 +160,21 @@ def needs_pricing(request: Request) -> bool:
 def _algorithms(request: Request) -> tuple[Algorithm, ...]:
     if request.algorithm != "auto":
         return (find_algorithm(request.algorithm),)
+    is_brief = request.is_brief and request.mesh.is_one_node and request.memory is None and not request.files
+    if is_brief and (few := _few(request)):
+        return tuple(map(find_algorithm, dict.fromkeys((*few, *REGISTERED))))
     further = SYMMETRIC if request.symmetry else (SUMMANDS,) if request.files else ()
-    is_brief = request.is_brief and request.mesh.is_one_node and request.prefer == AUTO and request.memory is None
-    first = map(find_algorithm, (*FEW, *REGISTERED)) if is_brief and not request.files else every_form()
-    return (*first, *map(find_algorithm, further))
+    return (*every_form(), *map(find_algorithm, further))
+
+
+def _few(request: Request) -> tuple[str, ...]:
+    """Return algorithms of which one is the best on given placements, as a rule; none where others may be wanted.
+
+    Within a node these are `FEW`, between nodes also `FEWER`.
+    """
+    if request.is_named or request.prefer != AUTO:
+        return ()
+    return FEW + FEWER * (not request.mesh.is_one_node) + SYMMETRIC * bool(request.symmetry)
 
 
 _known: OrderedDict[tuple[Request, tuple[Algorithm, ...]], list[Candidate]] = OrderedDict()
@@ -222,14 +233,9 @@ def choose(request: Request, each: Each | None = None) -> list[Candidate]:
 
 
 def about_seconds(request: Request) -> float:
-    """Return the approximate seconds of the best algorithm, from a few; infinite if there is none.
-
-    On given placements one of `FEW` is the best within a node as a rule, and of these and `FEWER` between nodes.
-    """
-    few: tuple[str, ...] = FEW if request.mesh.is_one_node else FEW + FEWER
-    few += SYMMETRIC * bool(request.symmetry)
-    few = () if request.is_named or request.prefer != AUTO else few
-    found = [each for each in (_best(find_algorithm(name), request) for name in few) if "rejected" not in each]
+    """Return the approximate seconds of the best algorithm, from a few; infinite if there is none."""
+    priced = (_best(find_algorithm(name), request) for name in _few(request))
+    found = [each for each in priced if "rejected" not in each]
     if not found:
         best = candidates(request)[0]
         return inf if best.rejected else best.seconds
