@@ -5,13 +5,13 @@ Nobody else names a flavour: what depends on it asks for one of these facts. `re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.reduction import ADDABLE, REDUCTIONS, Reduction
 from rma_mm.errors import WindowError, nearest
 

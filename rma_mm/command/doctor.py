@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from rma_mm.classes import dataclass
 from rma_mm.command.frame import DONE, FAILED, Frame
 from rma_mm.command.launcher import LauncherError, connect
 from rma_mm.command.options.doctor import DoctorOptions

@@ -15,10 +15,10 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TextIO
 
+from rma_mm.classes import dataclass
 from rma_mm.command.options.commands import COMMANDS
 from rma_mm.command.signals import Interruption, cleaning
 from rma_mm.errors import RmaError, ScheduleError, VerificationError, in_lines

@@ -6,8 +6,9 @@ An index m that is shared out becomes mo over ranks and mi on each; one that is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.schedule.algorithm import OWNERS, Cut, Cuts
 

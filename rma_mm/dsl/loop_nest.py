@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rma_mm.classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import LayoutError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level

@@ -60,10 +60,11 @@ where it is named by `communicate` and they are proved equal to one-sided pulls 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, NoReturn, cast
 
 from rma_mm.algorithms.from_table import one_sided, placed_work
+from rma_mm.classes import dataclass
 from rma_mm.dsl.cut_loops import SIZES, CutLoops
 from rma_mm.dsl.loop_nest import Loop, Nest
 from rma_mm.dsl.placed_loops import PlacedLoops

@@ -7,9 +7,9 @@ matrices and sums over the one index that they share; whatever else is written i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NoReturn
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.notations.reader import Reader
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BFLOAT16, accumulator, check_dtype, is_half, rank
 from rma_mm.errors import DtypeError, truncate
 

@@ -5,12 +5,12 @@ The value of a sum is that of NumPy's ufunc: NaN goes through minimum and maximu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import SUPPORTED, accumulator, is_half, supported_names
 from rma_mm.elements.reduction import REDUCTIONS, Reduction
 from rma_mm.errors import DtypeError, OptionError
@@ -31,7 +31,7 @@ class Distributes(Enum):
     """⊗ is +: where integers do not wrap around, and infinities do not meet that make NaN."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Semiring:
     """A pair of operations, ⊕ and ⊗, and all that is true of them."""
 

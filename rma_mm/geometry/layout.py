@@ -7,9 +7,10 @@ dimension names replicates the matrix, pins it to one coordinate, or holds parti
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import LayoutError
 from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, regrouped

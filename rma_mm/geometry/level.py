@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite, prod
 from typing import Literal
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import LayoutError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span, even_part

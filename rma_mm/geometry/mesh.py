@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import isqrt, prod
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import MeshError, Renamed
 
 AXIS_NAMES = ("i", "j", "l", "p", "q", "r")  # default names of the axes of a mesh

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator, supported_names
 from rma_mm.errors import DtypeError
 from rma_mm.kernels.blocked import Blocking, Blocks, bind_blocked

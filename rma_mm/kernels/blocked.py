@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from math import isqrt, prod
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.kernels.product import LocalOperands, Product
 
 PANEL_BYTES = 4 << 20  # upper bound of each panel and of the accumulator, bytes

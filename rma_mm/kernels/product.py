@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import check_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring, check_semiring
 from rma_mm.errors import LayoutError, ShapeError

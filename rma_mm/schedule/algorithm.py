@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from math import lcm
 from typing import Literal
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape

@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
 from rma_mm.schedule import ops

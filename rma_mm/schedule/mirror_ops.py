@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.schedule.ops import LocalOp, Multiply, Ref, TransferSpec
 from rma_mm.schedule.symmetry import multiplied
 

@@ -8,9 +8,10 @@ moves; what else a reader does for each is in a table of its own (`rma_mm.schedu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.symmetry import FINISHED
 

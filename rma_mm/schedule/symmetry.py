@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.span import Region
 
 FINISHED = "F"  # the first letter of slots that hold finished parts of C, in its own type

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import Epilogue

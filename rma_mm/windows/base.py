@@ -7,13 +7,14 @@ run without one. The flavours are in `shared`, `allocated` and `created`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import ClosedError, DtypeError, WindowError
 from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span

@@ -18,10 +18,10 @@ from tests.processes import ROOT
 from tests.thorough import thorough
 
 PACKAGE = "rma_mm"
-FLOORS = {"errors": 0, "flavours": 0, "unfinished": 0, "segments": 0, "launch": 0, "elements": 0, "geometry": 0,
-    "schedule": 1, "algorithms": 2, "dsl": 2, "policy": 3, "runtime": 4, "torch": 5, "command": 5}
+FLOORS = {"errors": 0, "classes": 0, "flavours": 0, "unfinished": 0, "segments": 0, "launch": 0, "elements": 0,
+    "geometry": 0, "schedule": 1, "algorithms": 2, "dsl": 2, "policy": 3, "runtime": 4, "torch": 5, "command": 5}
 HARDWARE = {"windows", "kernels"}
-HARDWARE_MAY_IMPORT = {"errors", "flavours", "elements", "geometry"}
+HARDWARE_MAY_IMPORT = {"errors", "classes", "flavours", "elements", "geometry"}
 TOP = 5
 """The floor of run.py, of other modules at the top level, and of the package's public names."""
 

@@ -6,11 +6,12 @@ Source: Y. Liu et al. (T10, SOSP 2024); see `t10`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from heapq import nsmallest
 from itertools import product
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, divisors, grids

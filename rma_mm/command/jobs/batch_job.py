@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.jobs.report import check_report, write_json
 from rma_mm.command.options.run import DEFAULT_DTYPE, RunOptions

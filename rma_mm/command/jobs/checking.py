@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.command.jobs.bias import reread_bias
 from rma_mm.command.options.run import RunOptions
 from rma_mm.errors import FileFormatError

@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.jobs.report import (
     Facts,

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.command.frame import Frame
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS

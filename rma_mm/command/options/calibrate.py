@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from rma_mm.classes import dataclass
 from rma_mm.command.options.parser import MOST_THREADS, PROGRESS, Parser, check_plot, count
 from rma_mm.errors import quoted
 from rma_mm.flavours import FLAVOURS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 
+from rma_mm.classes import dataclass
 from rma_mm.command.options.commands import COMMANDS
 from rma_mm.command.options.parser import Parser
 

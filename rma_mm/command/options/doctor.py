@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from rma_mm.classes import dataclass
 from rma_mm.command.options.parser import Parser
 
 PROGRAM = "rma-mm doctor"

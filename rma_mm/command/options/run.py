@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf, prod
 from typing import Any
 
+from rma_mm.classes import dataclass
 from rma_mm.command.options.parser import (
     MOST_THREADS,
     MOST_TIMES,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from rma_mm.classes import dataclass
 from rma_mm.command.options.parser import DIGITS, Parser, check_plot, count, dtype, mesh, shape, size
 from rma_mm.errors import OptionError, quoted
 

@@ -9,10 +9,10 @@ and the like are ScaLAPACK's own arithmetic of one dimension: `block` indices a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, cast
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import LayoutError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level, Split

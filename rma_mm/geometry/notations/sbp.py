@@ -11,13 +11,13 @@ distributed deep learning framework from scratch", sections 3.1 and 3.2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count, product
 from math import prod
 from typing import Literal, cast, get_args
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import LayoutError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level

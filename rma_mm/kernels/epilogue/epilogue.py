@@ -7,7 +7,7 @@ summed and the array in which it is stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import accumulator, check_dtype, parse_dtype, rank
 from rma_mm.elements.pointwise import ACTIVATIONS, SIDES
 from rma_mm.errors import DtypeError, OptionError, ShapeError, quoted

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import factorial, log
 from typing import Any
 
 import numpy as np
+
+from rma_mm.classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.pointwise import Constant, Pointwise, working
 from rma_mm.errors import OptionError
 from rma_mm.kernels.elementwise import STEP_BYTES, cast, pieces

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.kernels.gemm.cpu import Cpu
 from rma_mm.kernels.gemm.form import ACROSS, ALONG, SUMMED, Form
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from rma_mm.classes import dataclass
 from rma_mm.kernels.compiling import compiled_for
 
 BYTES, PAIRS, PAIRS_ADDED, BFLOATS = "vpdpbusd", "pmaddwd", "vpdpwssd", "dpbf16ps"

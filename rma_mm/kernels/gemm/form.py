@@ -5,12 +5,13 @@ A form is all that tells the kernels of float32, of complex128, of int8 by dot p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BFLOAT16, accumulator
 from rma_mm.elements.semiring import Semiring
 from rma_mm.errors import AlgorithmError

@@ -6,12 +6,13 @@ nodes goes on behind the multiplies, except for the first panel. The laws are th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import ceil, log2
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.locality import WHOLE
 from rma_mm.policy.model.machine import (

@@ -7,10 +7,11 @@ of figure is multiplied by the factor with which predictions come closest to wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log
 from statistics import fmean
 
+from rma_mm.classes import dataclass
 from rma_mm.policy.model.cost_model import CostModel, estimate
 from rma_mm.policy.model.machine import COLLECTIVES, COPY, LINKS, PACKED, SUMS, Cost, Kernel, Machine
 from rma_mm.policy.model.traffic import Workload

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.policy.model.spans import DimSpans, Figures, Numbers
 
 FEW = 2**14  # edges times spans up to which all are looked at one by one

@@ -9,7 +9,7 @@ astride its rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache, wraps
 from itertools import product
 from math import inf, prod
@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Split
 from rma_mm.geometry.mesh import MeshShape

@@ -18,11 +18,12 @@ The laws behind the figures, which calibration inverts and every price obeys:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, field, replace
 from functools import lru_cache
 from math import copysign, isfinite, log2
 from typing import Any
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import MachineError, quoted
 from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
 from rma_mm.geometry.mesh import MeshShape

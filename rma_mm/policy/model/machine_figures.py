@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from rma_mm.classes import dataclass
 
 MOST = 1e30  # upper limit of every figure, so that results computed from it are finite
 

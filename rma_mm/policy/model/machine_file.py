@@ -9,10 +9,11 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import MachineError
 from rma_mm.flavours import FLAVOURS
 from rma_mm.policy.model.machine import COLLECTIVES, ONE_SIDED, TYPICAL, Cost, Machine, described

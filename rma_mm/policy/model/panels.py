@@ -7,12 +7,12 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.span import even_part
 from rma_mm.policy.model.joint_cuts import joint_pieces
 from rma_mm.policy.model.locality import RankSample, Spread, rank_sample

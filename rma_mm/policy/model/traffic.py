@@ -7,10 +7,11 @@ wants them, the walk itself, pushing C, gathering a replicated C. Every figure i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.locality import WHOLE, RankSample
 from rma_mm.policy.model.spans import Figures

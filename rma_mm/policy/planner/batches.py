@@ -7,11 +7,12 @@ so already, and what ranks sum apart is added up in the end. A batch that is cut
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from math import prod
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level, Split

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import inf, prod
 from typing import Any, cast
 
 from rma_mm.algorithms import ALGORITHMS, REGISTERED, find_algorithm
+from rma_mm.classes import dataclass
 from rma_mm.errors import AlgorithmError, LayoutError
 from rma_mm.geometry.layout import Layout, everywhere
 from rma_mm.geometry.level import Level, Split

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import rank, result_dtype
 from rma_mm.elements.pointwise import OPERATIONS, Constant, result_of
 from rma_mm.errors import DtypeError, ShapeError

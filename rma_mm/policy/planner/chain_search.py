@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, permutations, product
 from math import inf
 from typing import NamedTuple
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.chain_steps import Step

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.pointwise import Constant, Pointwise
 from rma_mm.errors import OptionError, truncate
 from rma_mm.policy.planner.chain_graph import (

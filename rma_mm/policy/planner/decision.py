@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from textwrap import wrap
 from typing import Any
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.candidates import Candidate, Request, choose
 from rma_mm.policy.planner.tables import alike, same_lines, seconds_text, table, why_lost

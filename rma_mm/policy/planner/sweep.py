@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from heapq import nsmallest
 from importlib import import_module
@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from rma_mm.algorithms.search import cosma_grids
+from rma_mm.classes import dataclass
 from rma_mm.errors import MeshError, OptionError, RmaError
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.geometry.notation import parse_layout

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, islice
 
+from rma_mm.classes import dataclass
 from rma_mm.policy.model.machine import COPY, Machine
 from rma_mm.policy.simulator.events import Signal
 from rma_mm.policy.simulator.ranks import Flow, Message, Noted, Rank, World, rounds

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import log2
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import count_of
 from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import processor

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rma_mm.classes import dataclass
 from rma_mm.kernels.threads import cores
 from rma_mm.policy.model.traffic import FLAT
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import compiles
 from rma_mm.kernels.epilogue.groups import do_groups

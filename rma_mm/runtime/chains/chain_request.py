@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from numbers import Number
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rma_mm.algorithms import find_algorithm
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import as_dtype, parse_dtype, result_dtype
 from rma_mm.errors import DtypeError, LayoutError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import cast
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import MemoryLimitError
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.footprint import peak_bytes

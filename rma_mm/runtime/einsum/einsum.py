@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import as_dtype, check_dtype, result_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring, check_semiring, find_semiring
 from rma_mm.errors import LayoutError, MemoryLimitError, MeshError, OptionError

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.chain_search import Answer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import OptionError, ShapeError, quoted
 
 Indices = tuple[str, ...]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring
 from rma_mm.kernels.elementwise import cast, scale
 from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys

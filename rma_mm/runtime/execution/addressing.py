@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.execution.node_slots import NodeScratch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import chain
 from math import inf
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Region
 from rma_mm.kernels import bind

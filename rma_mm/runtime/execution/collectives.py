@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.runtime.execution.accumulators import Accumulator
 from rma_mm.runtime.execution.addressing import Places, slots
 from rma_mm.schedule.ops import Broadcast, Reduce, Shift, Slot

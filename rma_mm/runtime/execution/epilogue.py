@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.kernels.epilogue.epilogue import Epilogue, EpilogueTile, compiles
 from rma_mm.runtime.execution.addressing import Places
 from rma_mm.schedule.lowering.fused_finish import closing

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import accumulator, as_dtype, parse_dtype, result_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
 from rma_mm.errors import OptionError, quoted

@@ -6,13 +6,14 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.geometry.span import Region

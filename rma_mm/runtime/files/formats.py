@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, as_dtype, supported_names
 from rma_mm.errors import FileFormatError, OptionError, display_path, quoted, truncate
 from rma_mm.geometry.extents import as_matrix, too_large

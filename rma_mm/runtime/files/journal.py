@@ -12,12 +12,13 @@ import os
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.geometry.span import Region
 from rma_mm.unfinished import JOURNAL, Unfinished, remove_left_behind, sync, write_at

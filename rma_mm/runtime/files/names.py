@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import FileFormatError, display_path, quoted, truncate
 
 SEPARATOR = "::"  # separator between a file and the matrix in it

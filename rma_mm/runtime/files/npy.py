@@ -7,11 +7,11 @@ import io
 import os
 import re
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, as_dtype, supported_names
 from rma_mm.errors import FileFormatError, display_path, quoted, truncate
 from rma_mm.geometry.extents import as_matrix

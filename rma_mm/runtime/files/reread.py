@@ -7,12 +7,12 @@ that begin with another rank than the one whose part is first in most placements
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level

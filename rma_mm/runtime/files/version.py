@@ -7,8 +7,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import FileFormatError, MissingFileError, display_path
 
 

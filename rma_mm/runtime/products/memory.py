@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import AlgorithmError, MemoryLimitError
 from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, placed_problem
 from rma_mm.policy.planner.preference import EXCLUDED, TWO_SIDED, acts_alone

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import count_of
 from rma_mm.flavours import Flavour
 from rma_mm.geometry.layout import Layout

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import AbsentError, MemoryLimitError, WindowError
 from rma_mm.flavours import FLAVOURS, Flavour
 from rma_mm.geometry.span import Region

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import OptionError
 from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import seconds_text

@@ -8,11 +8,11 @@ an activation follows: all of a small product, rows of a large one. Replicas of 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring
 from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue

@@ -5,11 +5,11 @@ What an activation has cut off cannot be undone. All rows of a small product, el
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BFLOAT16, accumulator
 from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums
 

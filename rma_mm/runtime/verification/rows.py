@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.runtime.verification.floats import FloatProduct, ScannedValues, scalar, squared
 from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums, run
 from rma_mm.runtime.verification.sketch import suspicion

@@ -12,12 +12,12 @@ rounding errors of its neighbours; rows only where squares would overflow or und
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.runtime.verification.floats import BLOCK_TERMS, FloatProduct, ScannedValues, inverse, scalar, squared
 from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums, run
 

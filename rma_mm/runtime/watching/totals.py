@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import OptionError
 from rma_mm.runtime.watching.tally import BUCKETS, FAR_LINKS, OPERATIONS, Histogram, Tally
 

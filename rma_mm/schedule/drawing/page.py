@@ -6,10 +6,10 @@ The page needs nothing from elsewhere. Without JavaScript all pictures stand bel
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from math import hypot
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.drawing.text import (

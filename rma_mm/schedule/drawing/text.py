@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from itertools import zip_longest
 from textwrap import wrap
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import count_of
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region, Span

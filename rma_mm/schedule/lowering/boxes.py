@@ -8,10 +8,11 @@ slots (where memory is out of reach, or scattered) and one or a few Multiplies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import product
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import OPERAND_DIMS, side
 from rma_mm.schedule.lowering import decisions as limits

@@ -6,7 +6,7 @@ Lowering asks for one rank, exactly, and prices for all ranks at once, in NumPy:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import TypeVar
@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region

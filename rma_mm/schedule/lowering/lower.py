@@ -7,10 +7,11 @@ what it made; a replicated C is gathered at the end. Phases hold no barrier insi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import product
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, PlacedProblem, side

@@ -16,9 +16,10 @@ owners. Where ranks share out k instead, each multiplies all of the half.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region, Span, even_part

@@ -8,9 +8,9 @@ once: it lies within one chunk of each operand.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.span import Region, Span, even_part
 from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Cuts, side
 from rma_mm.schedule.lowering import decisions as limits

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, zip_longest
 from math import prod
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
 from rma_mm.schedule import ops

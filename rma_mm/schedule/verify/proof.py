@@ -9,9 +9,9 @@ operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.schedule import STAGE, Schedule

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
 from rma_mm.schedule import ops

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rma_mm.classes import dataclass
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.ops import Op, Post, Ref, Slot
 from rma_mm.schedule.verify.coverage import covers, covers_union

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import FileFormatError, display_path
 from rma_mm.runtime.files.dense import DenseSink
 from rma_mm.runtime.files.version import Version

@@ -12,7 +12,6 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import prod
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, display_path
 from rma_mm.geometry.extents import as_matrix

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count
 from typing import Any
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.runtime.files.containers.packages import package, refused_by
 from rma_mm.runtime.files.external import external, is_allowed

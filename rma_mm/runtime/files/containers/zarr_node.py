@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import FileFormatError, MissingFileError, display_path, truncate
 from rma_mm.runtime.files.containers.expansion import COMPRESSORS, check_compressors
 from rma_mm.runtime.files.containers.packages import package, refused_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from math import prod
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.span import Region, Span

@@ -13,13 +13,14 @@ writer of that name puts the old one back (`rma_mm.unfinished`).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, OptionError, ShapeError, display_path
 from rma_mm.geometry.span import Region

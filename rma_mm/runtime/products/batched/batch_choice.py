@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import AlgorithmError, MemoryLimitError, OptionError, ShapeError
 from rma_mm.geometry.extents import as_matrix, too_large
 from rma_mm.geometry.layout import Layout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from math import prod
 from operator import sub
 from time import perf_counter_ns as clock
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.classes import dataclass
 from rma_mm.errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
 from rma_mm.kernels.batched import Call, bind_batch
 from rma_mm.kernels.elementwise import scalar
