@@ -10,7 +10,6 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any, Literal
 
 QUOTED, NAMED = 80, 400
@@ -70,6 +69,8 @@ def nearest(word: object, known: Iterable[str]) -> str:
     >>> nearest("suma", ["srumma", "summa_c"]), nearest("x", ["srumma", "summa_c"])
     ('did you mean summa_c? ', '')
     """
+    from difflib import get_close_matches
+
     listed = list(known)
     names = {name.lower().split("_")[0]: name for name in reversed(listed)} | {name.lower(): name for name in listed}
     close = get_close_matches(str(word)[:NAMED].lower(), names, 1)

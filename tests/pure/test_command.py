@@ -103,6 +103,17 @@ def test_bad_arguments(line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_commands_end_without_a_search_for_circles_of_references() -> None:
+    code = (
+        "import atexit, gc\n"
+        "from rma_mm.launch import on_all_ranks\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"  # called last
+        "on_all_ranks(lambda: print(gc.get_freeze_count() > 1000) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
 def test_list_and_help_need_nothing_else() -> None:
     """Even with a half-written command line."""
     assert parse(["--list", "A.npy"]).list
