@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass"]
 
@@ -26,7 +26,11 @@ def _dataclass(
     """
     if cls is None:
         return partial(_dataclass, frozen=frozen, eq=eq, kw_only=kw_only, slots=slots)
-    cls = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only, slots=slots)(cls)
+    bases = [base for base in cls.__mro__ if "__dataclass_params__" in base.__dict__]
+    must_say = frozen and any(base.__dataclass_params__.frozen for base in bases)  # compiles two methods, else none
+    find_fields = partial(dataclasses.dataclass, init=False, repr=False, eq=False, frozen=must_say)
+    cls = find_fields(cls, kw_only=kw_only, slots=slots)
+    cls.__dataclass_params__.frozen = frozen  # for classes that the standard decorator derives from this one
     methods: dict[str, object] = {
         "__init__": _Uncompiled(cls, "__init__", partial(_init, frozen=frozen)), "__repr__": _repr}
     if eq:
@@ -34,7 +38,7 @@ def _dataclass(
         if cls.__dict__.get("__hash__") is None:
             cls.__hash__ = _Uncompiled(cls, "__hash__", _hash) if frozen else None
     if frozen:
-        methods |= {"__setattr__": _refuse, "__delattr__": _refuse}
+        methods |= {"__setattr__": _setattr, "__delattr__": _delattr}
         if slots:
             methods |= {"__getstate__": _getstate, "__setstate__": _setstate}
     for name, method in methods.items():
@@ -104,8 +108,20 @@ def _repr(self: Any) -> str:
     return f"{self.__class__.__qualname__}({given})"
 
 
-def _refuse(self: object, name: str, value: object = None) -> NoReturn:
-    raise dataclasses.FrozenInstanceError(f"cannot assign to or delete field {name!r}")
+def _setattr(self: object, name: str, value: object) -> None:
+    _require_own(self, name, "assign to")
+    object.__setattr__(self, name, value)
+
+
+def _delattr(self: object, name: str) -> None:
+    _require_own(self, name, "delete")
+    object.__delattr__(self, name)
+
+
+def _require_own(self: Any, name: str, doing: str) -> None:
+    """Raise FrozenInstanceError unless `name` is an attribute that a class adds which is no dataclass itself."""
+    if name in self.__dataclass_fields__ or "__dataclass_params__" in type(self).__dict__:
+        raise dataclasses.FrozenInstanceError(f"cannot {doing} field {name!r}")
 
 
 def _getstate(self: Any) -> list[object]:

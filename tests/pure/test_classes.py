@@ -65,16 +65,28 @@ def family(decorate: Any) -> list[type]:
         def __repr__(self) -> str:
             return "written"
 
-    return [Frozen, Slots, Changing, Derived, Same]
+    @dataclasses.dataclass(frozen=True)
+    class Foreign(Derived):
+        """Derived by the standard decorator, as users do."""
+
+        v: int = 0
+
+    class Plain(Frozen):
+        """No dataclass: attributes of its own may change."""
+
+        own = 0
+
+    return [Frozen, Slots, Changing, Derived, Same, Foreign, Plain]
 
 
 def behaviour(decorate: Any) -> list[object]:
     """Return what the classes of `family` do, errors included."""
-    frozen, slots, changing, derived, same = family(decorate)
+    frozen, slots, changing, derived, same, foreign, plain = family(decorate)
     one, two = frozen(1), frozen(1, [2])
     changed = changing(2)
     changed.a = 7
     objects = [one, two, frozen(1, z=4), slots(1, (2,)), changing(2), changed, derived(1, [], "v"), same(x=1)]
+    objects += [foreign(1, v=2), plain(4)]
     seen: list[object] = [repr(each).replace(f"{family.__name__}.<locals>.", "") for each in objects]
     seen += [[a == b for b in [*objects, 3]] for a in objects]
     seen += [one.double, frozen(1).y is frozen(1).y, hash(one) == hash(two), {one, two, slots(1)} == {one, slots(1)}]
@@ -84,6 +96,9 @@ def behaviour(decorate: Any) -> list[object]:
     attempts: list[Callable[[], object]] = [frozen, lambda: frozen(1, [], 2), lambda: changing(b=1), lambda: same(1)]
     attempts += [lambda: hash(changed), lambda: setattr(one, "x", 2), lambda: delattr(one, "x"), lambda: frozen(v=1)]
     attempts += [lambda: setattr(slots(1), "x", 2), lambda: setattr(derived(1), "w", "")]
+    attempts += [lambda: setattr(foreign(1), "x", 2), lambda: setattr(foreign(1), "other", 2)]
+    attempts += [lambda: setattr(plain(1), "x", 2), lambda: setattr(plain(1), "own", 2)]
+    attempts += [lambda: decorate(type("Thawed", (frozen,), {}))]
     return seen + [_error(attempt) for attempt in attempts]
 
 
