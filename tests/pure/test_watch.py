@@ -84,21 +84,34 @@ def test_it_cannot_flap(seconds: list[float], predicted: float) -> None:
 @given(st.floats(1e-3, 1e3), st.floats(0.5, 2.0), st.floats(0.0, 1.0))
 def test_corrections_go_the_right_way_and_not_too_far(ratio: float, before: float, multiplying: float) -> None:
     watch = seen(Watch("a", "two-sided", 1.0, multiplying), ratio)
-    what = MULTIPLIES if 1 - multiplying <= WORTH else "two-sided"
-    least, most = MULTIPLY_LIMITS if what == MULTIPLIES else LIMITS
-    found = watch.correction({what: before}).get(what)
-    if found is None:
-        assert 0.9 <= ratio <= 1.1
-    else:
-        assert least <= found <= most
-        assert (found >= before) == (ratio > 1) or found in (least, most)
+    factors = {"two-sided": before, MULTIPLIES: before**0.3}
+    found = watch.correction(factors)
+    assert found or 1 - WORTH <= ratio <= 1 + WORTH
+    for what, after in found.items():
+        least, most = MULTIPLY_LIMITS if what == MULTIPLIES else LIMITS
+        assert least <= after <= most
+        assert (after >= factors[what]) == (ratio > 1) or after in (factors[what], least, most)
 
 
 def test_corrections_are_of_what_was_predicted_wrong() -> None:
-    """Of multiplies where little moves, whatever kind of plan it was; half of the difference is made up."""
-    assert seen(Watch("a", "one-sided", 1.0, 0.95), 1.21).correction({}) == {MULTIPLIES: pytest.approx(1 + 0.1 / 0.95)}
-    found = seen(Watch("a", "one-sided", 1.0, 0.5), 1.21).correction({"two-sided": 1.5})
-    assert found == {"one-sided": pytest.approx(1.2)}
+    """Of transfers if they take most of the time, hardly of them if multiplies do; half of the difference at most."""
+    moves = seen(Watch("a", "one-sided", 1.0, 0.0), 1.21).correction({"two-sided": 1.5})
+    assert moves == {"one-sided": pytest.approx(1 + 0.1 * 0.09 / 0.13), MULTIPLIES: 1.0}
+    multiplies = seen(Watch("a", "one-sided", 1.0, 0.95), 1.21).correction({})
+    assert multiplies["one-sided"] < multiplies[MULTIPLIES] < 1.1
+    alike = seen(Watch("a", "one-sided", 1.0, 0.5), 1.21).correction({"one-sided": 1.5, MULTIPLIES: 1.1})
+    assert alike["one-sided"] / 1.5 - 1 == pytest.approx(9 * (alike[MULTIPLIES] / 1.1 - 1))
+
+
+def test_corrections_find_transfers_that_take_longer() -> None:
+    """From products of which multiplies take one share or another."""
+    factors = {"two-sided": 1.0, MULTIPLIES: 1.0}
+    for share in [0.1, 0.5, 0.8, 0.3] * 5:
+        multiplying = share * factors[MULTIPLIES]
+        watch = Watch("a", "two-sided", multiplying + (1 - share) * factors["two-sided"], multiplying)
+        factors |= seen(watch, share + (1 - share) * 1.6).correction(factors)
+    assert factors["two-sided"] == pytest.approx(1.6, rel=WORTH)
+    assert factors[MULTIPLIES] == pytest.approx(1.0, abs=WORTH)
     cost = CostBreakdown(multiplying=0.5, moving=0.4, meeting=0.1)
     assert cost.corrected(1.2).seconds == pytest.approx(1.1)
     assert CostBreakdown(multiplying=0.5).corrected(1.2).seconds == 0.5
