@@ -39,7 +39,8 @@ def main() -> None:
     """Serve requests until told to leave."""
     directory = Path(os.environ[DIRECTORY])
     rank = MPI.COMM_WORLD.rank
-    waiting.YIELDING = 0.0  # there are more ranks than cores: a sixth of their time went into it
+    # there are more ranks than cores: a sixth of their time went into it
+    waiting.YIELDING = waiting.YIELDING_OWN_CORE = 0.0
     with open(directory / f"stacks.{rank}", "w") as stacks, socket.socket(socket.AF_UNIX) as channel:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         channel.connect(str(directory / "socket"))

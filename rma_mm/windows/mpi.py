@@ -33,6 +33,7 @@ from rma_mm.windows.waiting import barrier, wait, wait_until
 
 CHUNK_BYTES = 2**30  # most bytes of one MPI call, so that counts stay below 2^31 in any element type
 EMULATED_BYTES = 2**21  # most bytes of an accumulate to memory out of reach
+PACKETS = 16  # tests of a transfer at each look: where MPI emulates it, a test moves a packet of about 16 KiB
 OUTSTANDING = 64  # most requests under way to one target: Open MPI over UCX aborts at 255
 
 
@@ -269,7 +270,7 @@ class MpiTransfer:
         with self._window.lock:
             pending, failures = self._pending, self._window.failures
             try:
-                while pending and pending[-1].Test():
+                while pending and any(pending[-1].Test() for _ in range(PACKETS)):
                     request = pending.pop()
                     if failures and (failure := failures.pop(id(request), None)):
                         raise failure

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-YIELDING = 1e-3  # seconds during which a waiter only yields its core
+YIELDING, YIELDING_OWN_CORE = 1e-3, 20e-3
+"""Seconds during which a waiter only yields its core; the second if each rank of the node has one. An emulated transfer
+of some megabytes, which takes milliseconds, stands still while either side sleeps."""
 BURST = 64
 """Tests between two sleeps. Each moves an emulated transfer by about one packet: with a single test per sleep a
 get of 16 MiB took 2.3 s where both sides waited, with 64 it took 44 ms; an idle waiter takes 5 % of a core."""
@@ -29,6 +31,17 @@ who waits must leave the core to those who work."""
 FIRST_SLEEP = 50e-6  # seconds of the first sleep; each is twice the one before, up to `LAST_SLEEP`
 LAST_SLEEP = 0.5e-3  # seconds of the longest sleep
 LATE = 1.0  # seconds after which, and between which, a waiter asks what keeps the others
+
+
+class Cores:
+    """The cores of this node, and the meshes' ranks on it."""
+
+    are_shared: bool | None = None
+    """True if any mesh has more ranks than cores here; None until there is a mesh."""
+
+    @classmethod
+    def note(cls, are_shared: bool) -> None:
+        cls.are_shared = cls.are_shared or are_shared
 
 
 class TurnHook(threading.local):
@@ -70,7 +83,7 @@ def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = 
     if len(POLLERS) > 1:
         done = partial(_polled, done)
     clock = time.perf_counter
-    deadline = clock() + YIELDING
+    deadline = clock() + (YIELDING_OWN_CORE if Cores.are_shared is False else YIELDING)
     while clock() < deadline:
         os.sched_yield()
         if done():

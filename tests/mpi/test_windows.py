@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
+import time
 from functools import partial
 from pathlib import Path
 
@@ -242,6 +243,28 @@ def test_plain_boxes_are_one_call(comm: MPI.Intracomm) -> None:
         transfer.close()
     comm.Barrier()
     window.close()
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_each_look_at_a_transfer_moves_several_packets(comm: MPI.Intracomm) -> None:
+    """Where MPI emulates a get of 4 MiB, and ranks sleep between two looks, as they do if cores are short."""
+    rows, cols = 512, 1024
+    tile, found = np.full((rows, cols), comm.rank + 1.0), np.zeros((rows, cols))
+    window = open_window("created", comm, tile)
+    whole = Span.range(0, rows), Span.range(0, cols)
+    transfer = window.get(1 - comm.rank, Patch(0, (cols, 1), *whole), found, *whole)
+    barrier(comm)
+    transfer.start()
+    looks = 0
+    while not transfer.done():
+        looks += 1
+        time.sleep(50e-6)
+    assert (found == 2 - comm.rank).all()
+    barrier(comm)
+    transfer.close()
+    window.close()
+    # it takes 33; with a packet a look 500, and more on a rank that waits for the other
+    assert comm.allreduce(looks, MPI.MIN) < 250
 
 
 def test_every_addable_type_has_an_mpi_type() -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rma_mm.windows.waiting import LASTING, wait_until
+from rma_mm.windows.waiting import LASTING, YIELDING, Cores, wait_until
 
 
 def test_returns_at_once_when_done() -> None:
@@ -28,6 +28,20 @@ def test_a_long_wait_takes_little_of_the_core() -> None:
     busy = time.process_time()
     wait_until(lambda: time.perf_counter() >= end)
     assert time.process_time() - busy < 0.25
+
+
+@pytest.mark.parametrize(("meshes", "is_patient"), [([], False), ([False], True), ([False, True, False], False)])
+def test_a_waiter_keeps_a_core_of_its_own_for_longer(
+    monkeypatch: pytest.MonkeyPatch, meshes: list[bool], is_patient: bool
+) -> None:
+    monkeypatch.setattr(Cores, "are_shared", None)
+    for are_shared in meshes:
+        Cores.note(are_shared)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    end = time.perf_counter() + 5 * YIELDING
+    wait_until(lambda: time.perf_counter() >= end)
+    assert bool(slept) != is_patient
 
 
 def test_few_tests_lie_between_two_sleeps_where_each_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

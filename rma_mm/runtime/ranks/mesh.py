@@ -53,6 +53,7 @@ from rma_mm.windows.hosts.liveness import (
     timeout_of,
 )
 from rma_mm.windows.hosts.shm_limits import segment_problem
+from rma_mm.windows.waiting import Cores
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -165,6 +166,7 @@ class Mesh:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
         self.ranks_beside = ranks_beside(self.comm, self.node_of)
         """Ranks that share this rank's cores, itself included."""
+        Cores.note(self.ranks_beside > len(cores()))
         self.threads = threads_per_rank(self.ranks_beside, threads)
         self.speeds = None if speeds is None else tuple(map(float, speeds))
         """Speed of each rank of the grid, if given."""
