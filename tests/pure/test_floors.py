@@ -119,6 +119,11 @@ def test_imports_go_down() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_dataclasses_are_defined_fast() -> None:
+    standard = re.compile(r"from dataclasses import .*\bdataclass\b|@dataclasses\.dataclass")
+    assert [m for m, file in MODULES.items() if standard.search(file.read_text())] == ["rma_mm.classes"]
+
+
 def test_every_package_has_a_floor() -> None:
     """A new package must be placed."""
     packages = {path.name for path in (ROOT / PACKAGE).iterdir() if any(path.glob("*.py"))}

@@ -19,7 +19,7 @@ LIMITS, MULTIPLY_LIMITS = (0.5, 2.0), (0.8, 1.25)
 """Limits of a correction, which holds for products of all sizes: of transfers, and of multiplies."""
 ERROR, MULTIPLY_ERROR, SCATTER = 0.3, 0.1, 0.2
 """Standard deviation of measured over predicted: of transfers, of multiplies, and of a product whose prices are right.
-Of nine sets of three, these made the predictions of 180 measured products best (`bench.policy`, 2 to 6 ranks)."""
+Of seven sets, these made the predictions of 240 measured products best (`bench.policy`, 2 to 6 ranks)."""
 SHORTEST = 1e-3
 """Seconds that a product takes at least by which prices of its kind are corrected: shorter ones are mostly calls."""
 WORTH = 0.1
