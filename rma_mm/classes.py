@@ -34,15 +34,14 @@ def _dataclass(
     methods: dict[str, object] = {
         "__init__": _Uncompiled(cls, "__init__", partial(_init, frozen=frozen)), "__repr__": _repr}
     if eq:
-        methods |= {"__eq__": _Uncompiled(cls, "__eq__", _eq)}
-        if cls.__dict__.get("__hash__") is None:
-            cls.__hash__ = _Uncompiled(cls, "__hash__", _hash) if frozen else None
+        methods["__eq__"] = _Uncompiled(cls, "__eq__", _eq)
+        methods["__hash__"] = _Uncompiled(cls, "__hash__", _hash) if frozen else None
     if frozen:
         methods |= {"__setattr__": _setattr, "__delattr__": _delattr}
         if slots:
             methods |= {"__getstate__": _getstate, "__setstate__": _setstate}
     for name, method in methods.items():
-        if name not in cls.__dict__:
+        if cls.__dict__.get(name) is None:  # a class that defines __eq__ alone has None as its __hash__
             setattr(cls, name, method)
     return cls
 

@@ -69,7 +69,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
     >>> nearest("suma", ["srumma", "summa_c"]), nearest("x", ["srumma", "summa_c"])
     ('did you mean summa_c? ', '')
     """
-    from difflib import get_close_matches
+    from difflib import get_close_matches  # slow to import, for errors alone
 
     listed = list(known)
     names = {name.lower().split("_")[0]: name for name in reversed(listed)} | {name.lower(): name for name in listed}

@@ -61,7 +61,7 @@ def on_all_ranks(main: Callable[[], int]) -> int:
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, end_interrupted)
     atexit.register(hold_interruptions)  # what follows is short, and says nothing
-    atexit.register(gc.freeze)  # Python would search all objects for circles of references, in 0.02 s a rank, to end
+    atexit.register(gc.freeze)  # else Python searches all objects for reference cycles as it ends: 0.02 s a rank
     try:
         with interruptions_held() if launched_ranks() > 1 else nullcontext():
             _load_numpy()

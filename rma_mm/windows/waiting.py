@@ -23,7 +23,7 @@ YIELDING, YIELDING_OWN_CORE = 1e-3, 20e-3
 """Seconds during which a waiter only yields its core; the second if each rank of the node has one. An emulated transfer
 of some megabytes, which takes milliseconds, stands still while either side sleeps."""
 BURST = 64
-"""Tests between two sleeps. Each moves an emulated transfer by about one packet: with a single test per sleep a
+"""Tests between two sleeps. Each moves an emulated transfer by a packet or some: with a single test per sleep a
 get of 16 MiB took 2.3 s where both sides waited, with 64 it took 44 ms; an idle waiter takes 5 % of a core."""
 LASTING, FEWEST = 0.1e-3, 4
 """Seconds after which there are no more, and how many there are however long they take: some look at events, too, and

@@ -17,7 +17,7 @@ from rma_mm.classes import dataclass
 
 
 def family(decorate: Any) -> list[type]:
-    """Return a frozen dataclass, one with slots that inherits from it, and one whose objects may change."""
+    """Return classes made with `decorate`, and two that inherit from one of them as users' classes do."""
 
     @decorate(frozen=True)
     class Frozen:

@@ -103,7 +103,7 @@ def test_bad_arguments(line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_commands_end_without_a_search_for_circles_of_references() -> None:
+def test_commands_end_without_a_search_for_reference_cycles() -> None:
     code = (
         "import atexit, gc\n"
         "from rma_mm.launch import on_all_ranks\n"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
+from itertools import count
 
 import pytest
 
-from rma_mm.windows.waiting import LASTING, YIELDING, Cores, wait_until
+from rma_mm.windows.waiting import LASTING, YIELDING, YIELDING_OWN_CORE, Cores, wait_until
 
 
 def test_returns_at_once_when_done() -> None:
@@ -37,11 +38,12 @@ def test_a_waiter_keeps_a_core_of_its_own_for_longer(
     monkeypatch.setattr(Cores, "are_shared", None)
     for are_shared in meshes:
         Cores.note(are_shared)
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    end = time.perf_counter() + 5 * YIELDING
-    wait_until(lambda: time.perf_counter() >= end)
-    assert bool(slept) != is_patient
+    ticks, slept = count(), list[float]()
+    monkeypatch.setattr(time, "perf_counter", lambda: 1e-4 * next(ticks))
+    monkeypatch.setattr(time, "sleep", lambda _: slept.append(time.perf_counter()))
+    wait_until(lambda: bool(slept))
+    patience = YIELDING_OWN_CORE if is_patient else YIELDING
+    assert patience <= slept[0] <= 2 * patience
 
 
 def test_few_tests_lie_between_two_sleeps_where_each_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rma_mm.kernels.product import Product
-from rma_mm.kernels.threads import cores
 from rma_mm.runtime.ranks.agreement import Ballot, abortable
 from rma_mm.windows.boxes.copying import CopyTransfer
 from rma_mm.windows.hosts.liveness import BEGIN, DOING, END, MULTIPLY, MeetingLine, cell_address
@@ -54,7 +53,7 @@ class NodeCall:
         """
         from rma_mm.kernels.calls import cells, compiled_calls
 
-        spins = cells.OWN_CORE if mesh.ranks_beside <= len(cores()) else cells.SHARED_CORE
+        spins = cells.SHARED_CORE if mesh.shares_cores else cells.OWN_CORE
         activity = cell_address(DOING), BEGIN, MULTIPLY, END
         each: list[Product | compiled_calls.Pair] = []
         for step in steps:

@@ -164,10 +164,11 @@ class Mesh:
         """The ranks on the grid (on the others, the ranks that are not)."""
         if self.grid.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
-        self.ranks_beside = ranks_beside(self.comm, self.node_of)
-        """Ranks that share this rank's cores, itself included."""
-        Cores.note(self.ranks_beside > len(cores()))
-        self.threads = threads_per_rank(self.ranks_beside, threads)
+        beside = ranks_beside(self.comm, self.node_of)
+        self.shares_cores = beside > len(cores())
+        """True if more ranks than there are cores share those of this rank."""
+        Cores.note(self.shares_cores)
+        self.threads = threads_per_rank(beside, threads)
         self.speeds = None if speeds is None else tuple(map(float, speeds))
         """Speed of each rank of the grid, if given."""
         self.timeout = timeout_of(timeout, os.environ)
