@@ -67,7 +67,7 @@ def test_an_error_of_one_rank_names_it(tmp_path, start):
     assert "rma_mm: rank 2 of 4 raised\nTraceback" in done.stderr, done.stderr
     assert done.stderr.count("Traceback") == 1 and "runpy" not in done.stderr
     assert re.search(r"^ranks 0, 1, 3: product.py:7: DisagreementError: .*ZeroDivisionError", done.stderr, re.MULTILINE)
-    assert len(done.stderr.splitlines()) <= 9, done.stderr
+    assert len(done.stderr.splitlines()) <= 8, done.stderr  # one for MPI_Abort: rank 2 cannot know that the others end
 
 
 def test_an_error_that_rank_0_does_not_have(tmp_path):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from rma_mm.errors import DisagreementError, OptionError, RmaError
 from rma_mm.runtime.ranks.rank_state import controller, rank_state
-from rma_mm.windows.hosts.liveness import MeetingLine, call_name, enter_call, leave_call
+from rma_mm.windows.hosts.liveness import MeetingLine, abort_quietly, call_name, enter_call, leave_call
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -214,9 +214,8 @@ def end_broken_job() -> None:
     if not state.is_reported:
         os.write(2, f"rma_mm: rank {MPI.COMM_WORLD.rank}: {state.broken}; the job ends\n".encode())
     sys.stdout.flush()
-    sys.stderr.flush()
     deadline = time.monotonic() + LAST_WORDS
     while time.monotonic() < deadline:  # what was sent must arrive
         MPI.COMM_WORLD.Iprobe()
         time.sleep(0.01)
-    MPI.COMM_WORLD.Abort(1)
+    abort_quietly()

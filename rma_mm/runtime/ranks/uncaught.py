@@ -78,9 +78,9 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     if world.size == 1 and not issubclass(kind, RmaError):
         _Hook.before(kind, error, trace)
         return
-    alike = [] if broken() else _ranks_alike(comm, text)
+    alike, all_end = ([], False) if broken() else _ranks_alike(comm, text)
     is_of_all = len(alike) == comm.size
-    if is_of_all:
+    if all_end:
         _forget_abort(MPI)
     if alike and comm.rank:
         return  # rank 0 prints it
@@ -120,10 +120,11 @@ def _place(trace: TracebackType | None) -> str:
     return f"{os.path.basename(frame.filename)}:{frame.lineno}: "
 
 
-def _ranks_alike(comm: MPI.Intracomm, text: str) -> list[int]:
-    """Return the ranks of `comm` that end with the same text as rank 0, within `PATIENCE`; empty for other ranks.
+def _ranks_alike(comm: MPI.Intracomm, text: str) -> tuple[list[int], bool]:
+    """Return the ranks of `comm` that end with the same text as rank 0, within `PATIENCE`, and whether all ranks end.
 
-    Rank 0 collects the texts. Messages are used, as a collective would be matched with one of ranks that go on.
+    The list is empty for ranks with another text. Rank 0 collects the texts. Messages are used, as a collective would
+    be matched with one of ranks that go on.
     """
     others = range(1, comm.size) if comm.rank == 0 else range(1)
     sent = [] if comm.rank == 0 else [comm.isend(text, 0, TAG)]
@@ -138,12 +139,13 @@ def _ranks_alike(comm: MPI.Intracomm, text: str) -> list[int]:
                 del waiting[rank]
         time.sleep(0.002)
     if comm.rank:
-        return list(answers.get(0, []))
+        same, all_end = answers.get(0, ([], False))
+        return same, all_end
     alike = [0, *sorted(rank for rank, other in answers.items() if other == text)]
-    sent += [comm.isend(alike if rank in alike else [], rank, TAG) for rank in answers]
+    sent += [comm.isend((alike if rank in alike else [], not waiting), rank, TAG) for rank in answers]
     for request in sent:
         request.wait()
-    return alike
+    return alike, not waiting
 
 
 def _forget_abort(MPI: Any) -> None:

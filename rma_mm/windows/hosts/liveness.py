@@ -325,11 +325,16 @@ def end_job(text: str, when_lost: Callable[[], str], is_first: bool) -> None:
         time.sleep(STUCK)
         os._exit(1)
     os.write(2, f"\nrma_mm: {text}; the job ends{missing and '; ' + missing}\n".encode())
-    sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI_Abort would add a line that says less
-    time.sleep(HEARD)
+    abort_quietly()
+
+
+def abort_quietly() -> None:
+    """Abort MPI after this rank's last words: without the line that MPI_Abort adds, which says less."""
     from mpi4py import MPI
 
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    time.sleep(HEARD)
     MPI.COMM_WORLD.Abort(1)
 
 
