@@ -93,6 +93,19 @@ def test_sharing_never_moves_more_between_nodes(case: Case, changed: dict[str, i
     assert case.row.order == "ticket" or together <= alone
 
 
+@pytest.mark.parametrize("width", [1024, 256])
+def test_slices_are_asked_for_as_early_however_wide_they_are(width: int) -> None:
+    schedule = lower(find_algorithm("stationary_c"), problem("4x1", True, (4, 4, 8192)), Tuning.of(width))
+    ops = schedule.program(0)
+    multiplied, ahead = 0, []
+    for op in ops:
+        if isinstance(op, Multiply):
+            multiplied += len(op.a.region[1])
+        elif isinstance(op, Copy):
+            ahead.append(op.src.region[0].start - multiplied)
+    assert min(ahead) >= 2048, ahead
+
+
 # -- faults ---------------------------------------------------------------------------------------
 
 

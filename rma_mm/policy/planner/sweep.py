@@ -120,7 +120,7 @@ class Price:
         candidate = self.candidate
         assert candidate.layouts is not None
         problem = placed_problem(self.request, candidate.layouts, candidate.copied)
-        return lower(candidate.algorithm, problem, Tuning(candidate.width))
+        return lower(candidate.algorithm, problem, Tuning.of(candidate.width))
 
     def as_json(self) -> dict[str, Any]:
         """Plain figures; None if there are none."""

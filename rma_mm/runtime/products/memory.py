@@ -154,7 +154,8 @@ class MemoryTrial:
         self.walked = self.problem.shape[dim]
         self.tasks = schedule.pool.tasks if schedule.pool else 1
         narrower = [each for each in dict.fromkeys(others) if each < width and self.panels(each) <= PANELS]
-        self.tunings = [self.tuning(each, depth) for each in (width, *narrower) for depth in DEPTHS]
+        self.tunings = [self.tuning(width, depth) for depth in dict.fromkeys((Tuning.of(width).depth, *DEPTHS))]
+        self.tunings += [self.tuning(each, depth) for each in narrower for depth in DEPTHS]
 
     def tuning(self, width: int, depth: int = DEPTHS[-1]) -> Tuning:
         """Return a tuning; Strassen's algorithm saves more of longer products."""

@@ -29,6 +29,8 @@ from rma_mm.schedule.ops import Accumulate, Barrier, Claim, Finish, Multiply, Op
 from rma_mm.schedule.passes import frames, prefetch
 from rma_mm.schedule.schedule import Home, Pool, Schedule, home_region
 
+MOST_AHEAD = 8  # panels
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -37,6 +39,11 @@ class Tuning:
     width: int = limits.WIDTH  # indices along the walked dimension in one panel, where slots are needed
     depth: int = 2  # how many panels ahead Copies are issued
     longest: int = limits.LONGEST  # multiply-adds of one Multiply, at the most
+
+    @classmethod
+    def of(cls, width: int) -> Tuning:
+        """Return the one for panels of this width if memory is not scarce: the narrower, the more of them ahead."""
+        return cls(width, max(cls.depth, min(MOST_AHEAD, cls.depth * limits.WIDTH // width)))
 
 
 def lower(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning | None = None) -> Schedule:
