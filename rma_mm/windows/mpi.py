@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from threading import RLock
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,11 +30,19 @@ from rma_mm.windows.hosts.huge_pages import Remapped
 from rma_mm.windows.hosts.mappings import Kept
 from rma_mm.windows.ranks import node_map
 from rma_mm.windows.reach import Reach
-from rma_mm.windows.waiting import barrier, wait, wait_until
+from rma_mm.windows.waiting import add_poller, barrier, wait, wait_until
 
 CHUNK_BYTES = 2**30  # most bytes of one MPI call, so that counts stay below 2^31 in any element type
 EMULATED_BYTES = 2**21  # most bytes of an accumulate to memory out of reach
 PACKETS = 16  # tests of a transfer at each look: where MPI emulates it, a test moves a packet of about 16 KiB
+GETS, LOOK = 2, 5e-3
+"""Gets that are under way to one rank of another node, and the seconds for which more may keep the link busy.
+
+Over TCP what a rank asks for comes behind what it was asked for before. With three gets of 2 MiB or more under way from
+either side, one side 20 ms later than the other, MPICH moved one way after the other: 19 of them took 0.66 s at
+1 Gbit/s, and 0.35 s one at a time; accumulates did so with two. While ranks multiply, one get at a time leaves gaps:
+4096³ by rows on two hosts of two ranks took 0.84 s, with two 0.78 s.
+"""
 OUTSTANDING = 64  # most requests under way to one target: Open MPI over UCX aborts at 255
 
 
@@ -60,6 +69,30 @@ class Call(NamedTuple):
     target: list[Any]
     words: int
     messages: int  # 1, or 0 for a further piece of what counts as one
+
+
+class Line:
+    """Transfers to a rank of another node that have calls to make yet, first come, first served."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[MpiTransfer] = deque()
+        self._words: deque[int] = deque()  # of the calls that are under way
+        self._begun, self._moved = 0.0, 0  # when there had been none the last time, and the words since then
+        self._rate = 0.0  # words per second, the highest seen
+
+    def has_room(self) -> bool:
+        first = self.waiting[0]
+        under_way = len(self._words)
+        return under_way < (1 if first.op else GETS) or sum(self._words) + first.held[0].words <= self._rate * LOOK
+
+    def note_begun(self, words: int) -> None:
+        if not self._words:
+            self._begun, self._moved = perf_counter(), 0
+        self._words.append(words)
+
+    def note_over(self) -> None:
+        self._moved += self._words.popleft()
+        self._rate = max(self._rate, self._moved / max(1e-6, perf_counter() - self._begun))
 
 
 class Exposed(NamedTuple):
@@ -101,6 +134,7 @@ class MpiWindow(Reach):
         self._owner, self._node, self._remapped = made.owner, made.node, made.remapped
         self.chunk_bytes = min(chunk_bytes, CHUNK_BYTES)
         self._queues: dict[int, deque[MPI.Request]] = {}
+        self._lines: dict[int, Line] = {}
         self._unflushed: set[int] = set()
         self.failures: dict[int, MPI.Exception] = {}
         """Errors, by identity of the request, that their transfers have not seen yet."""
@@ -157,12 +191,15 @@ class MpiWindow(Reach):
 
     def flush(self) -> None:
         self.require_open()
+        for rank in self._lines:
+            wait_until(partial(self._has_begun_pushes, rank))
         with self.lock:
             try:
                 for rank in self._unflushed:
                     queue = self._queues[rank]
                     while queue:  # waiting for the requests first keeps the spinning inside Flush short
-                        wait(queue.popleft())
+                        wait(queue[0])
+                        self._forget_first(rank)
                     self._win.Flush(rank)
             except MPI.Exception as error:
                 raise WindowError(f"{self.flavour}: {error}") from error
@@ -193,17 +230,55 @@ class MpiWindow(Reach):
                 self._node.Free()
         if self._remapped is not None and not leave_memory:
             self._remapped.close()
+        _lines[:] = [each for each in _lines if each[0] is not self]
         self.forget_memory()
 
     # -- for transfers ----------------------------------------------------------------------------
 
-    def issue(self, rank: int, call: Call, op: MPI.Op | None) -> MPI.Request:
-        """Make one MPI call, after the oldest one to the same target if too many are under way."""
+    def line_to(self, rank: int) -> Line | None:
+        """Return where transfers to a rank wait for their turn; None on this node, where they need not."""
+        if self._node_of[rank] == self._node_of[self._rank]:
+            return None
+        if rank not in self._lines:
+            self._lines[rank] = Line()
+            _lines.append((self, rank))
+            add_poller(_advance_all)
+        return self._lines[rank]
+
+    def advance(self, rank: int) -> None:
+        """Make the calls to a rank of another node whose turn it is."""
+        waiting, line = self._lines[rank].waiting, self._lines[rank]
+        if not waiting:
+            return
+        with self.lock:
+            queue = self._under_way(rank)
+            while waiting and len(queue) < OUTSTANDING and line.has_room():
+                waiting[0].call()
+                if not waiting[0].held:
+                    waiting.popleft()
+
+    def _has_begun_pushes(self, rank: int) -> bool:
+        self.advance(rank)
+        return all(each.op is None for each in self._lines[rank].waiting)
+
+    def _under_way(self, rank: int) -> deque[MPI.Request]:
+        """Return the requests to a rank that may be under way."""
         queue = self._queues.setdefault(rank, deque())
         while queue and self._is_over(queue[0]):
-            queue.popleft()
+            self._forget_first(rank)
+        return queue
+
+    def _forget_first(self, rank: int) -> None:
+        self._queues[rank].popleft()
+        if rank in self._lines:
+            self._lines[rank].note_over()
+
+    def issue(self, rank: int, call: Call, op: MPI.Op | None) -> MPI.Request:
+        """Make one MPI call, after the oldest one to the same target if too many are under way."""
+        queue = self._under_way(rank)
         while len(queue) >= OUTSTANDING:
-            wait_until(partial(self._is_over, queue.popleft()))
+            wait_until(partial(self._is_over, queue[0]))
+            self._forget_first(rank)
         try:
             if op is None:
                 request = self._win.Rget(call.origin, rank, call.target)
@@ -213,6 +288,8 @@ class MpiWindow(Reach):
         except MPI.Exception as error:
             raise NotBegunError(f"{self.flavour}: {error}") from error
         queue.append(request)
+        if rank in self._lines:
+            self._lines[rank].note_begun(call.words)
         self.count(rank, call.words, call.messages)
         return request
 
@@ -233,10 +310,12 @@ class MpiTransfer:
         rows: Span, cols: Span,
     ) -> None:
         """The arguments are already checked; `element` is the MPI type of one item of `origin`."""
-        self._window, self._rank, self._op = window, rank, op
+        self._window, self._rank, self.op = window, rank, op
         self._origin = origin
         self._placed: list[Placed] = []
         self._pending: list[MPI.Request] = []
+        self.held: deque[Call] = deque()  # calls that wait for their turn
+        self._failure: WindowError | None = None  # of the last of them that was made
         self._is_closed = False
         self._calls = [
             self._call(element, target.part(*there), here, is_first=n == 0)
@@ -246,7 +325,7 @@ class MpiTransfer:
 
     def _chunk_bytes(self) -> int:
         """Most bytes of a call: where MPI emulates an accumulate, its target buffers each call whole."""
-        is_emulated = self._op is not None and not self._window.reaches(self._rank)
+        is_emulated = self.op is not None and not self._window.reaches(self._rank)
         return min(self._window.chunk_bytes, EMULATED_BYTES) if is_emulated else self._window.chunk_bytes
 
     def start(self) -> None:
@@ -257,17 +336,37 @@ class MpiTransfer:
         with window.lock:
             if not self.done():
                 raise WindowError("transfer: started again before it was done; wait for it first")
-            self._pending = []
-            try:
-                for call in self._calls:
-                    self._pending.append(window.issue(self._rank, call, self._op))
-            except NotBegunError as error:
-                raise error if not self._pending else WindowError(str(error)) from error
+            self._pending, self.held = [], deque(self._calls)
+            line = window.line_to(self._rank)
+            if line is not None and self.held:
+                line.waiting.append(self)
+                window.advance(self._rank)
+            else:
+                while self.held:
+                    self.call()
+            self._raise()
+
+    def call(self) -> None:
+        """Make the next call; if it fails, none that follow, and note it."""
+        try:
+            self._pending.append(self._window.issue(self._rank, self.held.popleft(), self.op))
+        except NotBegunError as error:
+            has_begun = bool(self._pending) or len(self.held) + 1 < len(self._calls)
+            self._failure = WindowError(str(error)) if has_begun else error
+            self.held.clear()
+
+    def _raise(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def done(self) -> bool:
-        if not self._pending:
+        if not (self._pending or self.held or self._failure):
             return True
         with self._window.lock:
+            if self.held:
+                self._window.advance(self._rank)
+            self._raise()
             pending, failures = self._pending, self._window.failures
             try:
                 while pending and any(pending[-1].Test() for _ in range(PACKETS)):
@@ -276,7 +375,7 @@ class MpiTransfer:
                         raise failure
             except MPI.Exception as error:
                 raise WindowError(f"{self._window.flavour}: {error}") from error
-            return not pending
+            return not (pending or self.held)
 
     def wait(self) -> None:
         wait_until(self.done)
@@ -289,7 +388,7 @@ class MpiTransfer:
 
     def _parted(self, there: Box, here: Box, strides: tuple[int, int]) -> list[tuple[Box, Box]]:
         """Return a get in pieces that MPI may be trusted with (`datatypes.trusted`)."""
-        if self._op is not None:
+        if self.op is not None:
             return [(there, here)]
         slow, fast = axes(strides)
         far, near = (
@@ -319,3 +418,10 @@ class MpiTransfer:
             int(is_first),
         )
 
+
+_lines: list[tuple[MpiWindow, int]] = []  # all that there are: of a window, to a rank
+
+
+def _advance_all() -> None:
+    for window, rank in _lines[:]:
+        window.advance(rank)

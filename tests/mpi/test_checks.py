@@ -145,7 +145,7 @@ def test_an_accumulate_that_is_lost(comm, dtype):
         with rma_mm.plan(A, B, mesh, algorithm="stationary_a", layout="i,j") as plan:
             assert any(isinstance(op, Accumulate) for op in plan.schedule.program(1))
             if mesh.rank == 1:
-                patch.setattr(transfers.MpiTransfer, "start", lambda self: None if self._op else true(self))
+                patch.setattr(transfers.MpiTransfer, "start", lambda self: None if self.op else true(self))
             plan.execute(A, B)
 
     check_found(comm, body, r"elements of C on rank \d are not what was added up.*what ranks \[.*1.*\] added")

@@ -7,6 +7,7 @@ import re
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rma_mm.errors import MemoryLimitError, WindowError
 from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span
 from rma_mm.windows import absent, open_window
+from rma_mm.windows import mpi as transfers
 from rma_mm.windows import shared as shared_module
 from rma_mm.windows.base import Patch, Window
 from rma_mm.windows.boxes.datatypes import ADDED_AS
@@ -265,6 +267,66 @@ def test_each_look_at_a_transfer_moves_several_packets(comm: MPI.Intracomm) -> N
     window.close()
     # it takes 33; with a packet a look 500, and more on a rank that waits for the other
     assert comm.allreduce(looks, MPI.MIN) < 250
+
+
+@parallel(ranks=(2,), env=("nolocal",))
+@pytest.mark.parametrize("kind", ["get", "accumulate"])
+def test_transfers_to_a_rank_of_another_node_follow_one_another(comm: MPI.Intracomm, kind: str) -> None:
+    count, rows, cols = 6, 512, 1024
+    tile, mine = (np.full((count * rows, cols), value, np.float32) for value in (comm.rank + 1, 5))
+    window = open_window("created", comm, tile)
+    theirs = 1 - comm.rank
+    boxes = [(Span.range(n * rows, (n + 1) * rows), Span.range(0, cols)) for n in range(count)]
+    move = getattr(window, kind)
+    transfers = [move(theirs, Patch(0, (cols, 1), *box), mine, *box) for box in boxes]
+    barrier(comm)
+    if comm.rank:
+        time.sleep(0.5)  # it serves nothing, so that nothing is over
+    for transfer in transfers:
+        transfer.start()
+    if kind == "accumulate" and not comm.rank:
+        assert window.counters.messages == 1
+    if kind == "accumulate":
+        window.flush()
+        assert window.counters.messages == count
+    for transfer in transfers:
+        transfer.wait()
+        transfer.close()
+    assert window.counters.messages == count
+    barrier(comm)
+    assert (tile == comm.rank + 1 + 5 * (kind == "accumulate")).all()
+    assert (mine == (theirs + 1 if kind == "get" else 5)).all()
+    window.close()
+
+
+def test_a_fast_link_has_more_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One push of a million words a second, and as many as take 5 ms; of gets two at least."""
+    now = [0.0]
+    monkeypatch.setattr(transfers, "perf_counter", lambda: now[0])
+    for op, least in ((None, 2), (MPI.SUM, 1)):
+        line = transfers.Line()
+
+        def begun(words: int, line: transfers.Line = line, op: MPI.Op | None = op) -> int:
+            """Begin calls of so many words until there is no room."""
+            call = SimpleNamespace(words=words)
+            line.waiting.clear()
+            line.waiting.append(SimpleNamespace(op=op, held=[call]))  # type: ignore[arg-type]
+            made = 0
+            while line.has_room() and made < 100:
+                line.note_begun(words)
+                made += 1
+            return made
+
+        def over(count: int, seconds: float, line: transfers.Line = line) -> None:
+            for _ in range(count):
+                now[0] += seconds
+                line.note_over()
+
+        assert begun(100_000) == least
+        over(least, 0.1)  # a million words a second
+        assert begun(100_000) == least and over(least, 0.1) is None
+        assert begun(1000) == 5 and over(5, 1e-4) is None  # ten million
+        assert begun(1000) == 50
 
 
 def test_every_addable_type_has_an_mpi_type() -> None:
