@@ -191,7 +191,7 @@ class MpiWindow(Reach):
 
     def flush(self) -> None:
         self.require_open()
-        for rank in self._lines:
+        for rank in list(self._lines):
             wait_until(partial(self._has_begun_pushes, rank))
         with self.lock:
             try:
