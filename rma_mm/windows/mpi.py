@@ -71,7 +71,7 @@ class Call(NamedTuple):
     messages: int  # 1, or 0 for a further piece of what counts as one
 
 
-class Line:
+class CallLine:
     """Transfers to a rank of another node that have calls to make yet, first come, first served."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class MpiWindow(Reach):
         self._owner, self._node, self._remapped = made.owner, made.node, made.remapped
         self.chunk_bytes = min(chunk_bytes, CHUNK_BYTES)
         self._queues: dict[int, deque[MPI.Request]] = {}
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, CallLine] = {}
         self._unflushed: set[int] = set()
         self.failures: dict[int, MPI.Exception] = {}
         """Errors, by identity of the request, that their transfers have not seen yet."""
@@ -235,27 +235,30 @@ class MpiWindow(Reach):
 
     # -- for transfers ----------------------------------------------------------------------------
 
-    def line_to(self, rank: int) -> Line | None:
+    def line_to(self, rank: int) -> CallLine | None:
         """Return where transfers to a rank wait for their turn; None on this node, where they need not."""
         if self._node_of[rank] == self._node_of[self._rank]:
             return None
         if rank not in self._lines:
-            self._lines[rank] = Line()
+            self._lines[rank] = CallLine()
             _lines.append((self, rank))
             add_poller(_advance_all)
         return self._lines[rank]
 
     def advance(self, rank: int) -> None:
         """Make the calls to a rank of another node whose turn it is."""
-        waiting, line = self._lines[rank].waiting, self._lines[rank]
-        if not waiting:
+        line = self._lines[rank]
+        if not line.waiting:
             return
         with self.lock:
             queue = self._under_way(rank)
-            while waiting and len(queue) < OUTSTANDING and line.has_room():
-                waiting[0].call()
-                if not waiting[0].held:
-                    waiting.popleft()
+            while line.waiting:
+                if not line.waiting[0].held:
+                    line.waiting.popleft()
+                elif len(queue) < OUTSTANDING and line.has_room():
+                    line.waiting[0].call()
+                else:
+                    break
 
     def _has_begun_pushes(self, rank: int) -> bool:
         self.advance(rank)
@@ -382,6 +385,7 @@ class MpiTransfer:
 
     def close(self) -> None:
         self._is_closed = True
+        self.held.clear()
         for placed in self._placed:
             placed.free()
         self._placed = []

@@ -304,9 +304,9 @@ def test_a_fast_link_has_more_under_way(monkeypatch: pytest.MonkeyPatch) -> None
     now = [0.0]
     monkeypatch.setattr(transfers, "perf_counter", lambda: now[0])
     for op, least in ((None, 2), (MPI.SUM, 1)):
-        line = transfers.Line()
+        line = transfers.CallLine()
 
-        def begun(words: int, line: transfers.Line = line, op: MPI.Op | None = op) -> int:
+        def begun(words: int, line: transfers.CallLine = line, op: MPI.Op | None = op) -> int:
             """Begin calls of so many words until there is no room."""
             call = SimpleNamespace(words=words)
             line.waiting.clear()
@@ -317,7 +317,7 @@ def test_a_fast_link_has_more_under_way(monkeypatch: pytest.MonkeyPatch) -> None
                 made += 1
             return made
 
-        def over(count: int, seconds: float, line: transfers.Line = line) -> None:
+        def over(count: int, seconds: float, line: transfers.CallLine = line) -> None:
             for _ in range(count):
                 now[0] += seconds
                 line.note_over()
