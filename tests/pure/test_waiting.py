@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
+from rma_mm.windows import waiting
 from rma_mm.windows.waiting import LASTING, YIELDING, YIELDING_OWN_CORE, Cores, wait_until
 
 
@@ -39,8 +41,12 @@ def test_a_waiter_keeps_a_core_of_its_own_for_longer(
     for are_shared in meshes:
         Cores.note(are_shared)
     ticks, slept = count(), list[float]()
-    monkeypatch.setattr(time, "perf_counter", lambda: 1e-4 * next(ticks))
-    monkeypatch.setattr(time, "sleep", lambda _: slept.append(time.perf_counter()))
+
+    def clock() -> float:
+        return 1e-4 * next(ticks)
+
+    of_waiting = SimpleNamespace(perf_counter=clock, sleep=lambda _: slept.append(clock()))
+    monkeypatch.setattr(waiting, "time", of_waiting)  # not that of other threads of this process
     wait_until(lambda: bool(slept))
     patience = YIELDING_OWN_CORE if is_patient else YIELDING
     assert patience <= slept[0] <= 2 * patience
@@ -56,7 +62,8 @@ def test_few_tests_lie_between_two_sleeps_where_each_takes_long(monkeypatch: pyt
             pass
         return len(found) > 5
 
-    monkeypatch.setattr(time, "sleep", lambda _: found.append(0))
+    of_waiting = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: found.append(0))
+    monkeypatch.setattr(waiting, "time", of_waiting)
     wait_until(is_done)
     assert max(found[1:]) <= 8
 
