@@ -80,6 +80,14 @@ def test_an_error_that_rank_0_does_not_have(tmp_path):
         assert f"KeyError: {rank}" in done.stderr
 
 
+@pytest.mark.parametrize("key", ["'same'", "mesh.rank"])
+def test_errors_of_a_mesh_on_some_ranks_end_those_beside_it(tmp_path, key):
+    begin = "import rma_mm\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\nhalf = world.Split(world.rank // 2)\n"
+    body = f"if world.rank < 2:\n    mesh = rma_mm.Mesh((2,), half)\n    raise KeyError({key})\nworld.Barrier()\n"
+    done = ended(tmp_path, body, ["-m", "mpi4py"], begin=begin)
+    assert done.returncode and "KeyError" in done.stderr, done
+
+
 def test_tracebacks_of_all_ranks_are_there_for_the_asking(tmp_path):
     done = ended(tmp_path, 'rma_mm.matmul(a, a, mesh, algorithm="canon")', RMA_MM_TRACEBACK="1")
     assert done.stderr.count("Traceback (most") == 4, done.stderr

@@ -80,7 +80,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         return
     alike, all_end = ([], False) if broken() else _ranks_alike(comm, text)
     is_of_all = len(alike) == comm.size
-    if all_end:
+    if all_end and comm.size == world.size:  # ranks beside a mesh that is over could wait for it forever
         _forget_abort(MPI)
     if alike and comm.rank:
         return  # rank 0 prints it
