@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from functools import partial
 from threading import RLock
@@ -72,26 +72,29 @@ class Call(NamedTuple):
 
 
 class CallLine:
-    """Transfers to a rank of another node that have calls to make yet, first come, first served."""
+    """Calls to one rank that are under way, and transfers that have calls to make yet, first come, first served."""
 
     def __init__(self) -> None:
+        self.under_way: deque[tuple[MPI.Request, int]] = deque()  # what may be, oldest first, with its words
         self.waiting: deque[MpiTransfer] = deque()
-        self._words: deque[int] = deque()  # of the calls that are under way
         self._begun, self._moved = 0.0, 0  # when there had been none the last time, and the words since then
         self._rate = 0.0  # words per second, the highest seen
 
     def has_room(self) -> bool:
-        first = self.waiting[0]
-        under_way = len(self._words)
-        return under_way < (1 if first.op else GETS) or sum(self._words) + first.held[0].words <= self._rate * LOOK
+        first, count = self.waiting[0], len(self.under_way)
+        if count < (1 if first.op else GETS):
+            return True
+        words = first.held[0].words + sum(words for _, words in self.under_way)
+        return count < OUTSTANDING and words <= self._rate * LOOK
 
-    def note_begun(self, words: int) -> None:
-        if not self._words:
+    def note_begun(self, request: MPI.Request, words: int) -> None:
+        if not self.under_way:
             self._begun, self._moved = perf_counter(), 0
-        self._words.append(words)
+        self.under_way.append((request, words))
 
     def note_over(self) -> None:
-        self._moved += self._words.popleft()
+        """Forget the oldest call, which is over."""
+        self._moved += self.under_way.popleft()[1]
         self._rate = max(self._rate, self._moved / max(1e-6, perf_counter() - self._begun))
 
 
@@ -133,8 +136,7 @@ class MpiWindow(Reach):
         self._comm, self._win, self._wins = comm, made.window, (made.window, *made.others)
         self._owner, self._node, self._remapped = made.owner, made.node, made.remapped
         self.chunk_bytes = min(chunk_bytes, CHUNK_BYTES)
-        self._queues: dict[int, deque[MPI.Request]] = {}
-        self._lines: dict[int, CallLine] = {}
+        self._lines: defaultdict[int, CallLine] = defaultdict(CallLine)
         self._unflushed: set[int] = set()
         self.failures: dict[int, MPI.Exception] = {}
         """Errors, by identity of the request, that their transfers have not seen yet."""
@@ -196,10 +198,10 @@ class MpiWindow(Reach):
         with self.lock:
             try:
                 for rank in self._unflushed:
-                    queue = self._queues[rank]
-                    while queue:  # waiting for the requests first keeps the spinning inside Flush short
-                        wait(queue[0])
-                        self._forget_first(rank)
+                    line = self._lines[rank]
+                    while line.under_way:  # waiting for the requests first keeps the spinning inside Flush short
+                        wait(line.under_way[0][0])
+                        line.note_over()
                     self._win.Flush(rank)
             except MPI.Exception as error:
                 raise WindowError(f"{self.flavour}: {error}") from error
@@ -215,7 +217,7 @@ class MpiWindow(Reach):
         if self.is_closed:
             return
         if not MPI.Is_finalized():
-            self._unflushed.update(self._queues)
+            self._unflushed.update(self._lines)
             self.flush()
             if self._comm != MPI.COMM_NULL:
                 barrier(self._comm)
@@ -230,20 +232,23 @@ class MpiWindow(Reach):
                 self._node.Free()
         if self._remapped is not None and not leave_memory:
             self._remapped.close()
-        _lines[:] = [each for each in _lines if each[0] is not self]
+        for rank in self._lines:
+            _far_lines.pop((self, rank), None)
         self.forget_memory()
 
     # -- for transfers ----------------------------------------------------------------------------
 
-    def line_to(self, rank: int) -> CallLine | None:
-        """Return where transfers to a rank wait for their turn; None on this node, where they need not."""
+    def begin(self, transfer: MpiTransfer, rank: int) -> None:
+        """Make the calls of a transfer; to a rank of another node when it is their turn."""
         if self._node_of[rank] == self._node_of[self._rank]:
-            return None
-        if rank not in self._lines:
-            self._lines[rank] = CallLine()
-            _lines.append((self, rank))
+            while transfer.held:
+                transfer.call()
+            return
+        if (self, rank) not in _far_lines:
+            _far_lines[self, rank] = None
             add_poller(_advance_all)
-        return self._lines[rank]
+        self._lines[rank].waiting.append(transfer)
+        self.advance(rank)
 
     def advance(self, rank: int) -> None:
         """Make the calls to a rank of another node whose turn it is."""
@@ -251,11 +256,11 @@ class MpiWindow(Reach):
         if not line.waiting:
             return
         with self.lock:
-            queue = self._under_way(rank)
+            self._forget_over(line)
             while line.waiting:
                 if not line.waiting[0].held:
                     line.waiting.popleft()
-                elif len(queue) < OUTSTANDING and line.has_room():
+                elif line.has_room():
                     line.waiting[0].call()
                 else:
                     break
@@ -264,24 +269,17 @@ class MpiWindow(Reach):
         self.advance(rank)
         return all(each.op is None for each in self._lines[rank].waiting)
 
-    def _under_way(self, rank: int) -> deque[MPI.Request]:
-        """Return the requests to a rank that may be under way."""
-        queue = self._queues.setdefault(rank, deque())
-        while queue and self._is_over(queue[0]):
-            self._forget_first(rank)
-        return queue
-
-    def _forget_first(self, rank: int) -> None:
-        self._queues[rank].popleft()
-        if rank in self._lines:
-            self._lines[rank].note_over()
+    def _forget_over(self, line: CallLine) -> None:
+        while line.under_way and self._is_over(line.under_way[0][0]):
+            line.note_over()
 
     def issue(self, rank: int, call: Call, op: MPI.Op | None) -> MPI.Request:
         """Make one MPI call, after the oldest one to the same target if too many are under way."""
-        queue = self._under_way(rank)
-        while len(queue) >= OUTSTANDING:
-            wait_until(partial(self._is_over, queue[0]))
-            self._forget_first(rank)
+        line = self._lines[rank]
+        self._forget_over(line)
+        while len(line.under_way) >= OUTSTANDING:
+            wait_until(partial(self._is_over, line.under_way[0][0]))
+            line.note_over()
         try:
             if op is None:
                 request = self._win.Rget(call.origin, rank, call.target)
@@ -290,9 +288,7 @@ class MpiWindow(Reach):
                 self._unflushed.add(rank)
         except MPI.Exception as error:
             raise NotBegunError(f"{self.flavour}: {error}") from error
-        queue.append(request)
-        if rank in self._lines:
-            self._lines[rank].note_begun(call.words)
+        line.note_begun(request, call.words)
         self.count(rank, call.words, call.messages)
         return request
 
@@ -340,13 +336,7 @@ class MpiTransfer:
             if not self.done():
                 raise WindowError("transfer: started again before it was done; wait for it first")
             self._pending, self.held = [], deque(self._calls)
-            line = window.line_to(self._rank)
-            if line is not None and self.held:
-                line.waiting.append(self)
-                window.advance(self._rank)
-            else:
-                while self.held:
-                    self.call()
+            window.begin(self, self._rank)
             self._raise()
 
     def call(self) -> None:
@@ -354,7 +344,7 @@ class MpiTransfer:
         try:
             self._pending.append(self._window.issue(self._rank, self.held.popleft(), self.op))
         except NotBegunError as error:
-            has_begun = bool(self._pending) or len(self.held) + 1 < len(self._calls)
+            has_begun = len(self.held) + 1 < len(self._calls)
             self._failure = WindowError(str(error)) if has_begun else error
             self.held.clear()
 
@@ -423,9 +413,9 @@ class MpiTransfer:
         )
 
 
-_lines: list[tuple[MpiWindow, int]] = []  # all that there are: of a window, to a rank
+_far_lines: dict[tuple[MpiWindow, int], None] = {}  # of all windows, to ranks of other nodes
 
 
 def _advance_all() -> None:
-    for window, rank in _lines[:]:
+    for window, rank in list(_far_lines):
         window.advance(rank)

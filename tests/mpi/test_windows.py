@@ -313,7 +313,7 @@ def test_a_fast_link_has_more_under_way(monkeypatch: pytest.MonkeyPatch) -> None
             line.waiting.append(SimpleNamespace(op=op, held=[call]))  # type: ignore[arg-type]
             made = 0
             while line.has_room() and made < 100:
-                line.note_begun(words)
+                line.note_begun(MPI.REQUEST_NULL, words)
                 made += 1
             return made
 
