@@ -68,6 +68,32 @@ def test_a_replicated_matrix_crosses_once_for_each_node(comm, monkeypatch):
                 assert comm.allreduce(counters.words_inter - before) == x.size  # of two nodes each lacks the other's
 
 
+ROWS, COLUMNS, WHOLE = "P('i', None)", "P(None, 'i')", "P(None, None)"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "layouts"),
+    [
+        ("data_parallel", (ROWS, ROWS, ROWS)), ("data_parallel", (ROWS, WHOLE, WHOLE)),
+        ("column_parallel", (ROWS, COLUMNS, COLUMNS)), ("row_parallel", (COLUMNS, ROWS, ROWS)),
+        ("stationary_c", (ROWS, WHOLE, WHOLE)),
+    ],
+)
+@parallel(ranks=(4, 6), env=("cliques",))
+def test_what_a_group_moves_crosses_once_for_each_node(comm, algorithm, layouts):
+    """All ranks get, or sum, a matrix; each of two nodes lacks half of it, or has made what half of it lacks."""
+    rng = np.random.default_rng(comm.size)
+    x, y = (rng.integers(-9, 10, (192, 192)).astype(np.float64) for _ in range(2))
+    prefer = None if algorithm == "stationary_c" else "two-sided"
+    with Mesh((comm.size,), comm) as mesh:
+        A, B = (DistMatrix.from_numpy(part, mesh, layout) for part, layout in zip((x, y), layouts, strict=False))
+        with rma_mm.plan(A, B, mesh, layout=layouts[2], algorithm=algorithm, prefer=prefer) as plan:
+            for turn in range(3):
+                A.tile[...] += turn
+                assert np.array_equal(plan.execute(A, B).to_numpy(), (x + sum(range(turn + 1))) @ y)
+            assert comm.allreduce(plan.words.words_inter) == x.size
+
+
 @parallel(ranks=(4, 6), env=("cliques", "nolocal", "node"))
 def test_pushes_are_summed_on_each_node(comm):
     nodes = node_map(comm)

@@ -24,8 +24,9 @@ from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, candidates, placed_problem, placements_taken
 from rma_mm.schedule.algorithm import Algorithm, PlacedProblem
 from rma_mm.schedule.interpret import Outcome, interpret
-from rma_mm.schedule.lowering import decisions, redistribute
+from rma_mm.schedule.lowering import decisions, node_crossing
 from rma_mm.schedule.lowering.lower import Tuning, lower
+from rma_mm.schedule.lowering.node_crossing import LEAST
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Barrier, Copy, Multiply, Op
 from rma_mm.schedule.passes import leading, sources
@@ -35,9 +36,11 @@ from tests.reference import Matrix, collect, distribute, expected, kept, nothing
 from tests.strategies import Case, by_column, cases, layouts, meshes, problems, pure, seeds
 from tests.thorough import covering
 
-LIMITS = st.fixed_dictionaries({}, optional={"NARROW": st.sampled_from((1, 2, 4)), "LONGEST": st.just(40)})
+LIMITS = st.fixed_dictionaries(
+    {}, optional={"NARROW": st.sampled_from((1, 2, 4)), "LONGEST": st.just(40), "LEAST": st.just(0)}
+)
 """Limits of `rma_mm.schedule.lowering.decisions`, as they are or so small that tiny matrices are cut like large
-ones."""
+ones; and that of `node_crossing`, or none, so that they cross nodes as large ones do."""
 
 
 @contextmanager
@@ -45,7 +48,7 @@ def limits(changed: dict[str, int]) -> Iterator[None]:
     """The lowering with other limits."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in changed.items():
-            patch.setattr(decisions, name, value)
+            patch.setattr(node_crossing if name == "LEAST" else decisions, name, value)
         yield
 
 
@@ -197,7 +200,7 @@ def test_redistribution_between_any_two_placements(
     mesh, shape, source, target = move
     rng = np.random.default_rng(seed)
     x = whole_numbers(rng, shape)
-    with patch.object(redistribute, "LEAST", 0):
+    with patch.object(node_crossing, "LEAST", 0):
         schedule = redistribution(mesh, shape, source, target, is_readable)
     verify(schedule)
     prove(schedule)
@@ -256,14 +259,16 @@ def test_the_planner_prices_the_words_that_move(name: str) -> None:
     """
 
     @pure(50)
-    @given(problems(ALGORITHMS[name], max_ranks=12, extents=range(31), recut=False))
-    def check(drawn: tuple[Algorithm, PlacedProblem]) -> None:
-        assert_price_is_exact(*drawn)
+    @given(problems(ALGORITHMS[name], max_ranks=12, extents=range(31), recut=False), st.sampled_from((0, LEAST)))
+    def check(drawn: tuple[Algorithm, PlacedProblem], least: int) -> None:
+        with limits({"LEAST": least}):
+            assert_price_is_exact(*drawn)
 
     @pure(50)
-    @given(problems(ALGORITHMS[name], max_ranks=12, extents=range(31)))
-    def check_recut(drawn: tuple[Algorithm, PlacedProblem]) -> None:
-        assert_price_is_exact(drawn[0], replace(drawn[1], in_place=""))
+    @given(problems(ALGORITHMS[name], max_ranks=12, extents=range(31)), st.sampled_from((0, LEAST)))
+    def check_recut(drawn: tuple[Algorithm, PlacedProblem], least: int) -> None:
+        with limits({"LEAST": least}):
+            assert_price_is_exact(drawn[0], replace(drawn[1], in_place=""))
 
     check()
     check_recut()

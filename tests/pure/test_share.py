@@ -18,7 +18,7 @@ from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.node_fetch import node_fetches
-from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Slot
+from rma_mm.schedule.ops import Accumulate, Await, Barrier, Broadcast, Copy, Multiply, Op, Post, Reduce, Slot
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
@@ -71,6 +71,38 @@ def test_summing_on_the_node_halves_the_words_between_nodes(name: str) -> None:
         for shares in (False, True)
     )
     assert together * 2 == alone == 2 * 8 * 6
+
+
+GROUPS = {
+    "data_parallel": ("i, *", "i, *", "i, *"),
+    "column_parallel": ("i, *", "*, i", "*, i"),
+    "row_parallel": ("*, i", "i, *", "i, *"),
+    "stationary_c": ("i, *", "*, *", "*, *"),
+}
+"""Algorithms by which four ranks all get, or sum, one matrix, and placements for them."""
+
+
+def grouped(name: str, crosses_once: bool = True) -> PlacedProblem:
+    mesh = MeshShape((4,), node_of_rank=(0, 0, 1, 1))
+    a, b, c = (parse_layout(text, mesh) for text in GROUPS[name])
+    return PlacedProblem((12, 12, 12), mesh, (a, b, c), crosses_once=crosses_once)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_a_group_moves_crosses_once_for_each_node(name: str) -> None:
+    with limits({"LEAST": 0}):
+        once, for_each = (moved(name, grouped(name, levels)).words_between_nodes for levels in (True, False))
+    assert 2 * once == for_each == 2 * 12 * 12
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 0, 1), (0, 1, 2, 3), (0, 0, 0, 0)])
+def test_groups_that_do_not_cross_alike_have_one_level(nodes: tuple[int, ...]) -> None:
+    for name in ("data_parallel", "row_parallel"):
+        given = replace(grouped(name), mesh=MeshShape((4,), node_of_rank=nodes))
+        with limits({"LEAST": 0}):
+            decided = LoweringDecisions.of(find_algorithm(name), given)
+            assert not decided.sum_crossings and not decided.staged
+            moved(name, given)
 
 
 def test_frames_are_taken_in_turn() -> None:
@@ -185,6 +217,45 @@ def test_a_slot_of_a_rank_that_does_not_share_it() -> None:
 
     shared = lambda op: isinstance(op, Multiply) and isinstance(op.b.buffer, Slot) and op.b.rank == 1  # noqa: E731
     found(where(fetching(), shared, alone), "not-own", "rank 0", "another rank's scratch")
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "stationary_c"])
+def test_what_a_mate_brings_is_taken_when_it_is_there(name: str) -> None:
+    """Not without the meeting before it, and not what the mate takes from others in turn."""
+    with limits({"LEAST": 0}):
+        schedule = lower(find_algorithm(name), grouped(name))
+        programs = {rank: schedule.program(rank) for rank in range(4)}
+
+    def early(ops: list[Op]) -> list[Op]:
+        """Without the meeting before what is passed on."""
+        passed = next(n for n, op in enumerate(ops) if isinstance(op, Copy | Broadcast) and op.step == 1)
+        meeting = max(n for n, op in enumerate(ops[:passed]) if isinstance(op, Barrier))
+        return [*ops[:meeting], *ops[meeting + 1 :]]
+
+    def idle(ops: list[Op]) -> list[Op]:
+        """Without what is to be passed on."""
+        return [op for op in ops if not (isinstance(op, Copy | Broadcast) and op.step == 0)]
+
+    unmet = {rank: early(ops) for rank, ops in programs.items()}
+    lacking = programs | {1: idle(programs[1])}
+    for check in (verify, prove):
+        check(replace(schedule, program=programs.__getitem__))
+        for wrong in (unmet, lacking):
+            with pytest.raises(ScheduleError) as error:
+                check(replace(schedule, program=wrong.__getitem__))
+            assert error.value.code in ("race", "not-final", "unmatched", "not-once"), error.value
+
+
+def test_a_sum_of_a_node_that_does_not_cross() -> None:
+    with limits({"LEAST": 0}):
+        schedule = lower(find_algorithm("row_parallel"), grouped("row_parallel"))
+        programs = {rank: schedule.program(rank) for rank in range(4)}
+    assert [sum(isinstance(op, Reduce) for op in ops) for ops in programs.values()] == [2] * 4
+    for n in range(2):
+        wrong = {rank: nth(Reduce, dropped, n)(ops) if rank == 0 else ops for rank, ops in programs.items()}
+        for check in (verify, prove):
+            with pytest.raises(ScheduleError):
+                check(replace(schedule, program=wrong.__getitem__))
 
 
 def test_a_sum_that_a_rank_does_not_push() -> None:

@@ -16,7 +16,8 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.lowering.redistribute import can_share, redistribution
+from rma_mm.schedule.lowering.node_crossing import can_share
+from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import (
     Accumulate,
     Barrier,

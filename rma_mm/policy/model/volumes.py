@@ -28,10 +28,13 @@ def workload_of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH
 
     Exact in words except for the queue, and for large meshes.
     """
-    workload = _WorkloadOfProblem(LoweringDecisions.of(algorithm, problem, width)).workload()
-    return replace(
-        workload, on=lambda mesh: workload_of(algorithm, replace(problem, mesh=mesh, fetches_together=False), width)
-    )
+    decisions = LoweringDecisions.of(algorithm, problem, width)
+
+    def on(mesh: MeshShape) -> Workload:
+        problem, read = (replace(x, mesh=mesh, fetches_together=False) for x in (decisions.problem, decisions.read))
+        return _WorkloadOfProblem(replace(decisions, problem=problem, read=read), decisions).workload()
+
+    return replace(_WorkloadOfProblem(decisions).workload(), on=on)
 
 
 def distance(algorithm: Algorithm, problem: PlacedProblem) -> float:
@@ -76,8 +79,9 @@ def _served(sample: RankSample, moved: TrafficItem, source: Layout, shape: tuple
 class _WorkloadOfProblem:
     """Builder of the workload of an algorithm on a problem."""
 
-    def __init__(self, decisions: LoweringDecisions) -> None:
-        self.decisions = decisions
+    def __init__(self, decisions: LoweringDecisions, lowered: LoweringDecisions | None = None) -> None:
+        """lowered: those by which it is lowered, if what crosses is counted for other nodes than those."""
+        self.decisions, self.lowered = decisions, lowered or decisions
         self.algorithm, self.problem, self.mesh, self.dim = (
             decisions.algorithm, decisions.problem, decisions.problem.mesh, decisions.dim,
         )
@@ -90,36 +94,46 @@ class _WorkloadOfProblem:
         phases = [reduction_phase(x, self.mesh, self.problem.extent(x), self.problem.layout(x)) for x in partial]
         if self.decisions.staged:
             staged = self.decisions.staged.items()
-            phases.append(Phase([self.copied(x, to, self.problem.reduced.layout(x)) for x, to in staged], barriers=1))
+            phases.append(self.copying([(x, to, self.problem.reduced.layout(x)) for x, to in staged]))
+            phases[-1].barriers += 1
         found = self.queue() if self.decisions.is_queue else self.walk()
         for phase in found:
             phase.moved = [
                 _served(self.sample, moved, self.decisions.layout(moved.x), self.problem.extent(moved.x))
                 for moved in phase.moved
             ]
-        held = self.elements_held(next(phase for phase in reversed(found) if phase.work), found[-1].moved)
+        held = self.elements_held(found)
         if self.boxes.halves:
             found[-1].barriers += 1
             found.append(mirroring(self.boxes))
         if self.decisions.is_gathered:
-            moved = self.copied("C", self.problem.layout("C"), self.problem.output_layout)
-            found.append(Phase([moved], barriers=int(moved.group == 1)))
+            found.append(self.copying([("C", self.problem.layout("C"), self.problem.output_layout)]))
+            found[-1].barriers += int(found[-1].moved[0].group == 1)
         return Workload(self.sample, [*phases, *found], held)
 
-    def elements_held(self, walk: Phase, last: list[TrafficItem]) -> Figures:
-        """Return the elements of homes, staged operands and panels in use."""
+    def elements_held(self, phases: list[Phase]) -> Figures:
+        """Return the elements of homes, of what is brought before the walk, and of panels in use."""
         homes = [(x, self.problem.layout(x)) for x in "ABC" if x not in self.problem.chunks]
         homes += [(x, layout.single(self.mesh)) for x, layout in homes[:2] if layout.partial]
         homes += list(self.decisions.staged.items())
         total = self.zero
         for x, layout in homes:
             total = total + self.sample.elements_held(layout, self.problem.extent(x))
-        for moved in dict.fromkeys((*walk.moved, *last)):
+        at = max(n for n, phase in enumerate(phases) if phase.work)
+        walk = phases[at]
+        for moved in (each for phase in phases[:at] for each in phase.moved):
+            total = total + moved.own + moved.node + moved.between
+        for moved in dict.fromkeys((*walk.moved, *phases[-1].moved)):
             alive = PANELS if self.decisions.is_queue else np.minimum(PANELS, walk.steps)
             share = alive / walk.steps if moved.x != "C" or self.decisions.is_queue else 1.0
             if moved.how != "view":
                 total = total + (moved.own + moved.node + moved.between) * share
         return total
+
+    def copying(self, wanted: list[tuple[str, Layout, Layout]]) -> Phase:
+        """Return the phase in which operands come from one placement to another: each with where to and from where."""
+        once = sum(self.lowered.brings_once(*each) for each in wanted)  # nobody passes on before all has come
+        return Phase([self.copied(*each) for each in wanted], barriers=once)
 
     def copied(self, x: str, to: Layout, source: Layout) -> TrafficItem:
         """Return an operand on its way from one placement to another, as a whole."""
@@ -128,7 +142,13 @@ class _WorkloadOfProblem:
         how, wanted = "all-gather" if group > 1 else "get", self.sample.parts(to, shape)
         if how == "get" and self.decisions.brings_by_pairs(x):
             group, how = 2, "broadcast"
-        return _whole(self.sample, x, how, source, shape, wanted, self.sample.holds(to), group)
+        moved = _whole(self.sample, x, how, source, shape, wanted, self.sample.holds(to), group)
+        if not self.lowered.brings_once(x, to, source):
+            return moved
+        sample = rank_sample(self.lowered.problem.mesh)
+        sharers = sample.alike(sample.parts(to, shape), sample.holds(to))
+        crossing = moved.between / (sharers if sample is self.sample else sample.mean(sharers))
+        return replace(moved, node=moved.node + moved.between - crossing, between=crossing)
 
     def size(self, layout: Layout, axes: tuple[str, ...]) -> int:
         grid = layout.mesh(self.mesh)
@@ -266,7 +286,12 @@ class _WorkloadOfProblem:
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
             near = found.node.sum() / max(1.0, found.foreign.sum())
             passed = found.own * (group - 1) * near  # who has a part of C takes what all others of its group made of it
-            return [TrafficItem("C", how, self.zero, found.node, found.between, calls, group, run, rounds, 0.0, passed)]
+            node, between = found.node, found.between
+            if places := self.lowered.sum_crossings:
+                across, mates, _ = next(iter(places.values()))
+                between = between / len(mates)
+                node, passed = node + found.between - between, passed * len(across)
+            return [TrafficItem("C", how, self.zero, node, between, calls, group, run, rounds, 0.0, passed)]
         parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
         calls = np.maximum(owners, parts * np.minimum(owners, 1.0))
         sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)

@@ -21,7 +21,8 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.checked_product import checked_move
-from rma_mm.schedule.lowering.redistribute import can_share, redistribution
+from rma_mm.schedule.lowering.node_crossing import can_share
+from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Accumulate, Copy
 from rma_mm.schedule.schedule import STAGE, remembered
 from rma_mm.windows import Window

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from rma_mm.schedule.lowering.node_crossing import Crossing
 from rma_mm.schedule.ops import Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Ref, Scale, Shift, Slot
 
 BESIDE = 64  # owners beside a group up to which they join it, each of them in a group of its own with a communicator
 
-Member = Callable[[int], list[Op]]  # A rank → its operations before any pass
+Member = Callable[[int], Sequence[Op]]  # A rank → its operations before any pass
 Pass = Callable[[list[Op], int], list[Op]]  # (operations of a rank, the rank) → the same with group operations
 Parts = dict[int, tuple[Ref, ...]]  # step → boxes of homes that the whole group moves at it
 Calls = dict[int, list[tuple[tuple[Ref, ...], tuple[int, ...]]]]
@@ -75,6 +76,28 @@ def pushes(
     if lag and len(parts) < len(adds[group[0]]):
         return lambda ops, rank: _shifting_sums(ops, rank, tuple(group), lag)
     return (lambda ops, rank: _reducing(ops, tuple(group), parts)) if parts else None
+
+
+def sums_by_node(ops: list[Op], rank: int, places: Mapping[int, Crossing]) -> list[Op]:
+    """`ops` with every Reduce as two: on a node, by the rank in the place of each part's owner, then between nodes.
+
+    The second needs the first, and so follows when the next is due.
+    """
+    across, near, _ = places[rank]
+    result, due, count = list[Op](), list[Op](), 0
+    for op in ops:
+        if not isinstance(op, Reduce):
+            result.append(op)
+            continue
+        count += 1
+        sums = [
+            Ref(near[places[dst.rank].place], Slot(f"C~{count}.{n}", dst.region), dst.region)
+            for n, dst in enumerate(op.dsts)
+        ]
+        mine = {src: dst for src, dst in zip(sums, op.dsts, strict=True) if src.rank == rank}
+        result += [*due, Reduce(op.srcs, tuple(sums), near, op.step)]
+        due = [Reduce(tuple(mine), tuple(mine.values()), across, op.step)] if mine else []
+    return result + due
 
 
 def fills(ref: Ref) -> bool:

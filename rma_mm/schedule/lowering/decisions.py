@@ -19,6 +19,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, OWNERS, Algorithm, Cuts, PlacedProblem, same_place
+from rma_mm.schedule.lowering.node_crossing import Crossing, can_share, crossings, is_worth
 from rma_mm.schedule.ops import Ref
 from rma_mm.schedule.schedule import STAGE
 
@@ -60,7 +61,14 @@ class LoweringDecisions:
                 work = Layout(
                     (*read.output_layout.splits, work.splits[2]), read.output_layout.pins, grid=read.output_layout.grid
                 )
-        return cls(algorithm, problem, read, staged, work, width)
+        made = cls(algorithm, problem, read, staged, work, width)
+        for x in algorithm.operands:  # those that groups bring as a whole, where that takes two steps
+            rows, cols = OPERAND_DIMS[x]
+            whole = Layout((work.splits[rows], work.splits[cols]), work.pins, grid=work.grid)
+            is_whole = x in algorithm.prefetch_all and x not in staged and not problem.layout(x).partial
+            if is_whole and made.brings_once(x, whole, made.layout(x)):
+                made = replace(made, read=made.read.placed(x, whole), staged={**made.staged, x: whole})
+        return made
 
     # -- the walk ---------------------------------------------------------------------------------
 
@@ -199,6 +207,24 @@ class LoweringDecisions:
         if source.mesh(self.problem.mesh) != grid:
             return ()
         return tuple(axis for axis in to.replicated_axes(grid) if axis not in source.replicated_axes(grid))
+
+    def brings_once(self, x: str, to: Layout, source: Layout) -> bool:
+        """True if what several ranks of a node hold of an operand's new placement is brought to the node once."""
+        axes, mesh = self.copy_axes(x, to, source), self.problem.mesh
+        may_cross_once = self.problem.crosses_once and can_share(mesh, self.problem.extent(x), source, to)
+        if not may_cross_once or self.brings_by_pairs(x):
+            return False
+        return bool(crossings(mesh, to.mesh(mesh), axes)) if axes else x not in self.algorithm.grouped
+
+    @cached_property
+    def sum_crossings(self) -> dict[int, Crossing]:
+        """Return the groups of each rank that sum C, on its node and between nodes; empty if one group does."""
+        mesh, axes = self.problem.mesh, self.group_axes("C")
+        if "C" not in self.algorithm.grouped or not axes:
+            return {}
+        if not (self.problem.crosses_once and is_worth(mesh, self.problem.extent("C"))):
+            return {}
+        return crossings(mesh, self.work.mesh(mesh), axes)
 
     def is_ring(self, x: str) -> bool:
         return not set(self.start_axes).isdisjoint(self.group_axes(x))

@@ -17,15 +17,16 @@ from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, PlacedProblem, side
 from rma_mm.schedule.lowering import decisions as limits
 from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
-from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes
+from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes, sums_by_node
 from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.mirrored import mirrored
+from rma_mm.schedule.lowering.node_crossing import crossings, replicas
 from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, node_fetches
 from rma_mm.schedule.lowering.node_sum import merged, merging
-from rma_mm.schedule.lowering.redistribute import copies, pieces, sum_partial
+from rma_mm.schedule.lowering.redistribute import copies, pieces, shared, sum_partial
 from rma_mm.schedule.lowering.syrk import halves_of
 from rma_mm.schedule.lowering.walk import WalkStep, walk_steps
-from rma_mm.schedule.ops import Accumulate, Barrier, Claim, Finish, Multiply, Op, Ref, Scale, Slot
+from rma_mm.schedule.ops import Accumulate, Barrier, Claim, Copy, Finish, Multiply, Op, Ref, Scale, Slot
 from rma_mm.schedule.passes import frames, prefetch
 from rma_mm.schedule.schedule import Home, Pool, Schedule, home_region
 
@@ -126,6 +127,8 @@ class _Lowering:
             ops = self.by_group(ops, rank, ("walk", x, group), self.walk, pushing if x == "C" else pulling)
             for joined in self.joined(x, rank):
                 ops = self.by_group(ops, rank, ("join", x, joined), self.walk, joins)
+        if rank in self.decisions.sum_crossings:
+            ops = sums_by_node(ops, rank, self.decisions.sum_crossings)
         ops = prefetch(self.summing(ops, rank), self.depth)
         ops = all_shared(ops, rank, self.decisions, self.node_fetches(self.mesh.node_of_rank[rank]))
         return frames(ops, linger=self.depth > 0)
@@ -154,7 +157,7 @@ class _Lowering:
     # -- groups -----------------------------------------------------------------------------------
 
     def by_group(
-        self, ops: list[Op], rank: int, key: tuple[str, str, tuple[int, ...]], member: Callable[[int], list[Op]],
+        self, ops: list[Op], rank: int, key: tuple[str, str, tuple[int, ...]], member: Callable[[int], Sequence[Op]],
         prove: Callable[..., Pass | None],
     ) -> list[Op]:
         """`ops` moved by a group, where a pass can be: proved once for all its members. key: what, operand, group."""
@@ -183,9 +186,16 @@ class _Lowering:
 
     def copied(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
         """Copy a rank's part of an operand to its new place, by group operations if the algorithm moves it so."""
-        group = self.along(to, self.decisions.copy_axes(x, to, source), rank)
-        member = partial(self.copies, x, to, source)
-        ops = self.by_group(member(rank), rank, ("copies", x, group), member, pulls)
+        axes = self.decisions.copy_axes(x, to, source)
+        groups = [self.along(to, axes, rank)]
+        member: Callable[[int], Sequence[Op]] = partial(self.copies, x, to, source)
+        if self.decisions.brings_once(x, to, source):
+            member = partial(self.copies_once, x, to, source)
+            own = crossings(self.mesh, to.mesh(self.mesh), axes).get(rank) if axes else None
+            groups = [own.across, own.near] if own else []
+        ops = list(member(rank))
+        for group in groups:
+            ops = self.by_group(ops, rank, ("copies", x, group), member, pulls)
         if not self.decisions.brings_by_pairs(x):
             return ops
         mine = home_region(source, self.problem.extent(x), self.mesh, rank)
@@ -194,11 +204,18 @@ class _Lowering:
                 ops = self.by_group(ops, rank, ("pair", x, (q,)), member, joins)
         return ops
 
-    def copies(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
+    def copies(self, x: str, to: Layout, source: Layout, rank: int) -> list[Copy]:
         """Return Copies of a rank's part of an operand into its stage, or of others' parts into its own."""
         shape, home = self.problem.extent(x), self.decisions.sources.get(x, x)
         found = copies(self.mesh, shape, source, (x, home), home_region(to, shape, self.mesh, rank), rank)
         return [op for op in found if home != x or op.src.rank != rank]
+
+    def copies_once(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
+        """`copies`, of which a rank of a node makes those from other nodes that the others then make from it."""
+        axes, found = self.decisions.copy_axes(x, to, source), self.copies(x, to, source, rank)
+        places = crossings(self.mesh, to.mesh(self.mesh), axes) if axes else {}
+        group = places[rank].near if rank in places else replicas(self.mesh, to)[rank]
+        return shared(self.mesh, found, group, rank, places)
 
     # -- what a rank walks over in time -----------------------------------------------------------
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
+from rma_mm.schedule.lowering.node_crossing import Crossing, can_share, replicas
 from rma_mm.schedule.lowering.node_fetch import even_piece
 from rma_mm.schedule.ops import Accumulate, Barrier, Copy, Finish, Op, Ref, Scale
 from rma_mm.schedule.schedule import STAGE, Home, Schedule, home_region
-
-LEAST = 2**14  # words of a matrix from which on less traffic between nodes is worth one more meeting
 
 
 def redistribution(
@@ -50,35 +48,13 @@ def redistribution(
     return Schedule(mesh, homes, program)
 
 
-def can_share(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: Layout) -> bool:
-    """True if ranks of a node are to hold the same part of a large matrix, and there are other nodes.
+def shared(
+    mesh: MeshShape, found: list[Copy], group: tuple[int, ...], rank: int, places: dict[int, Crossing] | None = None
+) -> list[Op]:
+    """Copies into C, of which a rank makes its share of those from other nodes; the others' are in C of its `group`.
 
-    Not if a replica's own place says which parts of the source it takes.
+    Its share is a piece of each, or, with `places`, all of those from ranks in its own place.
     """
-    is_alike = not set(source.skew_axes) & set(source.replicated_axes(mesh))
-    is_large = shape[0] * shape[1] >= LEAST and not mesh.is_one_node
-    return is_large and is_alike and any(len(group) > 1 for group in replicas(mesh, target))
-
-
-@lru_cache(maxsize=16)
-def replicas(mesh: MeshShape, target: Layout) -> list[tuple[int, ...]]:
-    """Return for each rank those of its node that hold what it holds, itself included; itself if that is nothing."""
-    free = set(target.replicated_axes(mesh)) - set(target.skew_axes)
-
-    def held(rank: int) -> object:
-        at = target.coords(mesh, rank)
-        if at is None or not target.holds(at):
-            return rank  # it holds nothing
-        return mesh.node_of_rank[rank], tuple(at[axis] for axis in at if axis not in free)
-
-    alike: dict[object, list[int]] = {}
-    for rank in mesh.ranks:
-        alike.setdefault(held(rank), []).append(rank)
-    return [tuple(alike[held(rank)]) for rank in mesh.ranks]
-
-
-def shared(mesh: MeshShape, found: list[Copy], group: tuple[int, ...], rank: int) -> list[Op]:
-    """Copies into C, of which a rank makes its piece of those from other nodes; the others' are in C of its `group`."""
     nodes, far, near, passed = mesh.node_of_rank, list[Op](), list[Op](), list[Op]()
     for op in found:
         if len(group) == 1 or nodes[op.src.rank] == nodes[rank]:
@@ -86,13 +62,21 @@ def shared(mesh: MeshShape, found: list[Copy], group: tuple[int, ...], rank: int
             continue
         at = group.index(rank)
         for n in (*range(at, len(group)), *range(at)):
-            if piece := even_piece(op.dst.region, n, len(group)):
+            if piece := _share(op, n, len(group), places or {}):
                 dst = replace(op.dst, region=piece)
                 if n == at:
                     far.append(Copy(replace(op.src, region=piece), dst, 0))
                 else:
                     passed.append(Copy(replace(dst, rank=group[n]), dst, 1))
     return [*far, *near, Barrier(0), *passed]
+
+
+def _share(op: Copy, index: int, count: int, places: dict[int, Crossing]) -> Region | None:
+    """Return the part of a Copy that falls to one of `count` ranks."""
+    owner = places.get(op.src.rank)
+    if owner is None:
+        return even_piece(op.dst.region, index, count)
+    return op.dst.region if owner.place == index else None
 
 
 def sum_partial(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank: int) -> Iterator[Op]:

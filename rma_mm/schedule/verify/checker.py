@@ -256,7 +256,8 @@ class _Checker:
         if rank not in op.group or not owners <= set(op.group) or op.step < 0:
             fail(rank, op, "misfit", "a broadcast is among the ranks of its group")
         self.send(rank, op)
-        for source, dst in [(move.source, move.dst) for move in op.moves(rank) if move.dst]:
+        for source, src, dst in [(move.source, move.src, move.dst) for move in op.moves(rank) if move.src and move.dst]:
+            self.touch(rank, op, src, "read")  # it may copy it by itself
             self.touch(rank, op, dst, "write")
             if isinstance(dst.buffer, Slot):
                 self.scratch.fill(rank, op, dst).awaited.append(((source, rank, dst.operand), dst.region))

@@ -20,7 +20,10 @@ from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
 MIRRORED = "mirrored C"
 """The half of a symmetric C that is not multiplied: opened is here when others take what they mirror, added when half
 of a square on the diagonal is multiplied, and used when such a square is mirrored."""
-NAMES = ("A" + STAGE, "B" + STAGE, "C", MIRRORED)  # the homes that a schedule writes to
+WRITTEN = ("A" + STAGE, "B" + STAGE, "C")  # the homes that a schedule writes to
+PASSED_ON = {name: f"{name} passed on" for name in WRITTEN}
+"""Parts of such a home that a rank brings, and others copy from it: added when they are brought, used when copied."""
+NAMES = (*WRITTEN, MIRRORED, *PASSED_ON.values())
 NEVER = 2**40  # an epoch that does not come
 
 

@@ -18,7 +18,7 @@ from rma_mm.schedule.verify.coverage import covers, covers_union, products_of
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint, total
 from rma_mm.schedule.verify.local_rules import check_alone, check_mirror, check_product, check_whole, fail
 from rma_mm.schedule.verify.messages import balance
-from rma_mm.schedule.verify.proof import MIRRORED, NAMES, Epochs, Evidence
+from rma_mm.schedule.verify.proof import MIRRORED, NAMES, PASSED_ON, Epochs, Evidence
 from rma_mm.schedule.verify.shared_slots import SharedSlots
 
 
@@ -56,7 +56,8 @@ class _RankEvidence:
         self.opened: dict[str, list[Region]] = defaultdict(list)
         self.finished: list[Region] = []
         self.taken: list[Region] = []  # parts of C that others computed
-        self.filled: dict[int, list[Region]] = {}  # rank → parts of its C that it fills from A
+        self.brought: dict[tuple[int, str], list[Region]] = {}
+        """(rank, home) → parts of its home that it brings from where they were given, summed or computed."""
         self.frames: dict[str, Slot] = {}
         self.slots: dict[Slot, _Scratch] = defaultdict(_Scratch)
         self.known: set[tuple[Slot, Region]] = set()
@@ -140,34 +141,52 @@ class _RankEvidence:
         """A region comes to this rank."""
         if src.region != dst.region or (isinstance(dst.buffer, str) and dst.rank != self.rank):
             fail(self.rank, op, "misfit", "a copy moves one region to the rank that runs it")
-        if isinstance(op, ops.Copy):
+        is_passed_on = src.buffer == dst.buffer and not self.is_final(src)
+        if is_passed_on:
+            self.pass_on(op, src)
+        elif isinstance(dst.buffer, str):
+            self.epochs[PASSED_ON[dst.buffer]].note(self.epoch, "added")
+        if isinstance(op, ops.Copy) and not is_passed_on:
             self.read(op, src)
         else:
             check_whole(self.schedule, self.rank, op, src)
         if src.buffer == "C":  # before anything is cleared of it; what goes to replicas, when all of it is there
             self.epochs[MIRRORED].note(self.epoch, *(["opened"] if isinstance(dst.buffer, Slot) else []),
                                        first="" if isinstance(dst.buffer, Slot) else "first_taken")
-        if src.buffer == "C" and not self.is_final(src):
+        if src.buffer == "C" and not is_passed_on and not self.is_final(src):
             fail(self.rank, op, "not-final", "the source is not finished")
         if isinstance(dst.buffer, Slot) and dst.buffer.group:
             self.shared_slots.fill(op, dst)
         elif isinstance(dst.buffer, Slot):
             self.fill(dst)
-        elif dst.buffer == "C":  # of no one else's concern: others take what this rank finished, or filled by itself
+        elif dst.buffer == "C":
             self.taken.append(dst.region)
-            if src.buffer != "C":
-                self.epochs["C"].note(self.epoch, "written")
         else:
             assert isinstance(dst.buffer, str)
             self.open(op, dst)
             self.epochs[dst.buffer].note(self.epoch, "added")  # like what is added, there after the next barrier
+
+    def pass_on(self, op: Op, src: Ref) -> None:
+        """A region comes from a rank that has brought it itself, from elsewhere."""
+        assert isinstance(src.buffer, str)
+        key = src.rank, src.buffer
+        if key not in self.brought:
+            made = (op for op in expand(self.schedule, src.rank) if isinstance(op, ops.Copy | ops.Broadcast))
+            moves = ((move.src, move.dst) for op in made for move in op.moves(src.rank))
+            self.brought[key] = [
+                to.region for at, to in moves if at and to and to.buffer == src.buffer
+                if at.buffer != src.buffer or self.is_final(at)
+            ]
+        if not covers(self.brought[key], src.region):
+            fail(self.rank, op, "not-final", "the source is not finished, nor brought there from where it is")
+        self.epochs[PASSED_ON[src.buffer]].note(self.epoch, first="first_used")
 
     @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> None:
         for part in op.parts:
             if part.rank == self.rank:
                 check_whole(self.schedule, self.rank, op, part)
-                if part.buffer == "C" and not covers(self.finished, part.region):
+                if part.buffer == "C" and not covers([*self.finished, *self.taken], part.region):
                     fail(self.rank, op, "not-final", "the source is not finished")
         for move in op.moves(self.rank):
             if move.src and move.dst:
@@ -270,13 +289,9 @@ class _RankEvidence:
         return home_region(self.output_layout, self.schedule.homes["C"].shape, self.schedule.mesh, rank)
 
     def is_final(self, src: Ref) -> bool:
-        """True if a part of C is finished by the rank that holds it, or filled from A if nothing is multiplied."""
-        if self.output_layout:
-            return src.region.issubset(self.computed(src.rank))
-        if src.rank not in self.filled:
-            copies = [op for op in expand(self.schedule, src.rank) if isinstance(op, ops.Copy)]
-            self.filled[src.rank] = [op.dst.region for op in copies if op.dst.buffer == "C" != op.src.buffer]
-        return covers(self.filled[src.rank], src.region)
+        """True if it is a part of C that the rank that holds it finishes."""
+        is_computed = src.buffer == "C" and self.output_layout is not None
+        return is_computed and src.region.issubset(self.computed(src.rank))
 
     def evidence(self, program: Sequence[Op]) -> Evidence:
         """Return the evidence of this rank.
