@@ -289,7 +289,6 @@ class MpiWindow(Reach):
         except MPI.Exception as error:
             raise NotBegunError(f"{self.flavour}: {error}") from error
         line.note_begun(request, call.words)
-        self.count(rank, call.words, call.messages)
         return request
 
     def _is_over(self, request: MPI.Request) -> bool:
@@ -338,6 +337,8 @@ class MpiTransfer:
             self._pending, self.held = [], deque(self._calls)
             window.begin(self, self._rank)
             self._raise()
+            for call in self._calls:  # now, and not when it is their turn: whoever counts looks from start to start
+                window.count(self._rank, call.words, call.messages)
 
     def call(self) -> None:
         """Make the next call; if it fails, none that follow, and note it."""
