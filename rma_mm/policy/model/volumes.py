@@ -286,11 +286,9 @@ class _WorkloadOfProblem:
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
             near = found.node.sum() / max(1.0, found.foreign.sum())
             passed = found.own * (group - 1) * near  # who has a part of C takes what all others of its group made of it
-            node, between = found.node, found.between
-            if places := self.lowered.sum_crossings:
-                across, mates, _ = next(iter(places.values()))
-                between = between / len(mates)
-                node, passed = node + found.between - between, passed * len(across)
+            nodes, mates = self.lowered.sum_shares
+            between = found.between / mates
+            node, passed = found.node + found.between - between, passed * nodes
             return [TrafficItem("C", how, self.zero, node, between, calls, group, run, rounds, 0.0, passed)]
         parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
         calls = np.maximum(owners, parts * np.minimum(owners, 1.0))

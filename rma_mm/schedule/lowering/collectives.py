@@ -78,12 +78,12 @@ def pushes(
     return (lambda ops, rank: _reducing(ops, tuple(group), parts)) if parts else None
 
 
-def sums_by_node(ops: list[Op], rank: int, places: Mapping[int, Crossing]) -> list[Op]:
+def sums_by_node(ops: list[Op], rank: int, group: Crossing) -> list[Op]:
     """`ops` with every Reduce as two: on a node, by the rank in the place of each part's owner, then between nodes.
 
     The second needs the first, and so follows when the next is due.
     """
-    across, near, _ = places[rank]
+    across, near, places = group
     result, due, count = list[Op](), list[Op](), 0
     for op in ops:
         if not isinstance(op, Reduce):
@@ -91,7 +91,7 @@ def sums_by_node(ops: list[Op], rank: int, places: Mapping[int, Crossing]) -> li
             continue
         count += 1
         sums = [
-            Ref(near[places[dst.rank].place], Slot(f"C~{count}.{n}", dst.region), dst.region)
+            Ref(near[places[dst.rank]], Slot(f"C~{count}.{n}", dst.region), dst.region)
             for n, dst in enumerate(op.dsts)
         ]
         mine = {src: dst for src, dst in zip(sums, op.dsts, strict=True) if src.rank == rank}

@@ -19,7 +19,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, OWNERS, Algorithm, Cuts, PlacedProblem, same_place
-from rma_mm.schedule.lowering.node_crossing import Crossing, can_share, crossings, is_worth
+from rma_mm.schedule.lowering.node_crossing import can_share, is_worth, shares
 from rma_mm.schedule.ops import Ref
 from rma_mm.schedule.schedule import STAGE
 
@@ -214,17 +214,16 @@ class LoweringDecisions:
         may_cross_once = self.problem.crosses_once and can_share(mesh, self.problem.extent(x), source, to)
         if not may_cross_once or self.brings_by_pairs(x):
             return False
-        return bool(crossings(mesh, to.mesh(mesh), axes)) if axes else x not in self.algorithm.grouped
+        return shares(mesh, to.mesh(mesh), axes) != (1, 1) if axes else x not in self.algorithm.grouped
 
     @cached_property
-    def sum_crossings(self) -> dict[int, Crossing]:
-        """Return the groups of each rank that sum C, on its node and between nodes; empty if one group does."""
+    def sum_shares(self) -> tuple[int, int]:
+        """Return the nodes of each group that sums C, and its ranks on each, if it sums first on nodes; else (1, 1)."""
         mesh, axes = self.problem.mesh, self.group_axes("C")
-        if "C" not in self.algorithm.grouped or not axes:
-            return {}
-        if not (self.problem.crosses_once and is_worth(mesh, self.problem.extent("C"))):
-            return {}
-        return crossings(mesh, self.work.mesh(mesh), axes)
+        may_cross_once = self.problem.crosses_once and is_worth(mesh, self.problem.extent("C"))
+        if "C" not in self.algorithm.grouped or not axes or not may_cross_once:
+            return 1, 1
+        return shares(mesh, self.work.mesh(mesh), axes)
 
     def is_ring(self, x: str) -> bool:
         return not set(self.start_axes).isdisjoint(self.group_axes(x))

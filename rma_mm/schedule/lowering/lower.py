@@ -20,7 +20,7 @@ from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_
 from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes, sums_by_node
 from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.mirrored import mirrored
-from rma_mm.schedule.lowering.node_crossing import crossings, replicas
+from rma_mm.schedule.lowering.node_crossing import crossing, replicas
 from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, node_fetches
 from rma_mm.schedule.lowering.node_sum import merged, merging
 from rma_mm.schedule.lowering.redistribute import copies, pieces, shared, sum_partial
@@ -127,8 +127,10 @@ class _Lowering:
             ops = self.by_group(ops, rank, ("walk", x, group), self.walk, pushing if x == "C" else pulling)
             for joined in self.joined(x, rank):
                 ops = self.by_group(ops, rank, ("join", x, joined), self.walk, joins)
-        if rank in self.decisions.sum_crossings:
-            ops = sums_by_node(ops, rank, self.decisions.sum_crossings)
+        if self.decisions.sum_shares != (1, 1) and (
+            group := self.along(self.work, self.decisions.group_axes("C"), rank)
+        ):
+            ops = sums_by_node(ops, rank, crossing(self.mesh, group, rank))
         ops = prefetch(self.summing(ops, rank), self.depth)
         ops = all_shared(ops, rank, self.decisions, self.node_fetches(self.mesh.node_of_rank[rank]))
         return frames(ops, linger=self.depth > 0)
@@ -191,8 +193,7 @@ class _Lowering:
         member: Callable[[int], Sequence[Op]] = partial(self.copies, x, to, source)
         if self.decisions.brings_once(x, to, source):
             member = partial(self.copies_once, x, to, source)
-            own = crossings(self.mesh, to.mesh(self.mesh), axes).get(rank) if axes else None
-            groups = [own.across, own.near] if own else []
+            groups = [*crossing(self.mesh, groups[0], rank)[:2]] if axes and groups[0] else []
         ops = list(member(rank))
         for group in groups:
             ops = self.by_group(ops, rank, ("copies", x, group), member, pulls)
@@ -213,9 +214,11 @@ class _Lowering:
     def copies_once(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
         """`copies`, of which a rank of a node makes those from other nodes that the others then make from it."""
         axes, found = self.decisions.copy_axes(x, to, source), self.copies(x, to, source, rank)
-        places = crossings(self.mesh, to.mesh(self.mesh), axes) if axes else {}
-        group = places[rank].near if rank in places else replicas(self.mesh, to)[rank]
-        return shared(self.mesh, found, group, rank, places)
+        group = self.along(to, axes, rank)
+        if not axes or not group:
+            return shared(self.mesh, found, replicas(self.mesh, to)[rank], rank)
+        _, near, places = crossing(self.mesh, group, rank)
+        return shared(self.mesh, found, near, rank, places)
 
     # -- what a rank walks over in time -----------------------------------------------------------
 

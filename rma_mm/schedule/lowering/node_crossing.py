@@ -6,13 +6,18 @@ node. The words on the wire are divided by the ranks of the group on each node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 
 LEAST = 2**14  # words of a matrix from which on less traffic between nodes is worth one more meeting
+Numbers = NDArray[np.int64]
 
 
 def is_worth(mesh: MeshShape, shape: tuple[int, int]) -> bool:
@@ -26,7 +31,7 @@ def can_share(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: L
     Not if a replica's own place says which parts of the source it takes.
     """
     is_alike = not set(source.skew_axes) & set(source.replicated_axes(mesh))
-    return is_worth(mesh, shape) and is_alike and any(len(group) > 1 for group in replicas(mesh, target))
+    return is_worth(mesh, shape) and is_alike and _has_replicas(mesh, target)
 
 
 @lru_cache(maxsize=16)
@@ -46,30 +51,60 @@ def replicas(mesh: MeshShape, target: Layout) -> list[tuple[int, ...]]:
     return [tuple(alike[held(rank)]) for rank in mesh.ranks]
 
 
+@lru_cache(maxsize=64)
+def shares(mesh: MeshShape, grid: MeshShape, axes: tuple[str, ...]) -> tuple[int, int]:
+    """Return on how many nodes each group along `axes` of a grid has ranks, and on each how many.
+
+    (1, 1) unless that is several of both, and the same in all groups.
+    """
+    count = max(mesh.node_of_rank) + 1
+    lines = _along(grid, [axis for axis in grid.names if axis not in axes]) * count + _nodes(mesh)[: grid.size]
+    found, ranks = np.unique(lines, return_counts=True)
+    _, nodes = np.unique(found // count, return_counts=True)
+    is_alike = ranks.min() == ranks.max() > 1 and nodes.min() == nodes.max() > 1
+    return (int(nodes[0]), int(ranks[0])) if is_alike else (1, 1)
+
+
 class Crossing(NamedTuple):
     """The two groups of a rank that do what a larger group does, each word crossing to a node once."""
 
     across: tuple[int, ...]  # those in the same place among the group's ranks of their nodes
     near: tuple[int, ...]  # those of the same node
-    place: int  # that place
+    places: dict[int, int]  # the place of each rank of the larger group
 
 
-@lru_cache(maxsize=16)
-def crossings(mesh: MeshShape, grid: MeshShape, axes: tuple[str, ...]) -> dict[int, Crossing]:
-    """Return how each rank's group along `axes` of a grid crosses to other nodes.
+def crossing(mesh: MeshShape, group: Sequence[int], rank: int) -> Crossing:
+    """Return how a rank's group crosses to other nodes, as many of which ranks are on each node."""
+    by_node: dict[int, list[int]] = {}
+    for each in group:
+        by_node.setdefault(mesh.node_of_rank[each], []).append(each)
+    near = by_node[mesh.node_of_rank[rank]]
+    places = {each: n for ranks in by_node.values() for n, each in enumerate(ranks)}
+    return Crossing(tuple(ranks[places[rank]] for ranks in by_node.values()), tuple(near), places)
 
-    Empty unless every group has several nodes, and several ranks on each of them, as many on all.
-    """
-    groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
-    for rank in grid.ranks:
-        line = tuple(at for axis, at in grid.coords(rank).items() if axis not in axes)
-        groups.setdefault(line, {}).setdefault(mesh.node_of_rank[rank], []).append(rank)
-    sizes = [(len(group), len(near)) for group in groups.values() for near in group.values()]
-    if len(set(sizes)) > 1 or 1 in sizes[0]:
-        return {}
-    found: dict[int, Crossing] = {}
-    for group in groups.values():
-        for across in zip(*group.values(), strict=True):
-            for rank, near in zip(across, group.values(), strict=True):
-                found[rank] = Crossing(across, tuple(near), near.index(rank))
+
+@lru_cache(maxsize=256)
+def _has_replicas(mesh: MeshShape, target: Layout) -> bool:
+    """True if `replicas` has more than one rank for some, at the cost of a few passes over all ranks."""
+    free = set(target.replicated_axes(mesh)) - set(target.skew_axes)
+    if not free:
+        return False
+    grid = target.mesh(mesh)
+    held = _along(grid, [axis for axis in grid.names if axis not in free]) * mesh.size + _nodes(mesh)[: grid.size]
+    for axis, coordinate in target.pins:
+        held = np.where(_along(grid, [axis]) == coordinate, held, -1)
+    held = held[held >= 0]
+    return len(np.unique(held)) < len(held)
+
+
+def _along(grid: MeshShape, axes: Sequence[str]) -> Numbers:
+    """Return a number for each rank of a grid that tells its coordinates along some axes."""
+    ranks, found = np.arange(grid.size), np.zeros(grid.size, np.int64)
+    for axis, at in zip(grid.names, np.unravel_index(ranks, grid.dims), strict=True):
+        found = found * grid.axis_size(axis) + at if axis in axes else found
     return found
+
+
+@lru_cache(maxsize=4)
+def _nodes(mesh: MeshShape) -> Numbers:
+    return np.fromiter(mesh.node_of_rank, np.int64, mesh.size)

@@ -6,13 +6,13 @@ node need from other nodes crosses to the node once: each of them pulls a piece,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.lowering.node_crossing import Crossing, can_share, replicas
+from rma_mm.schedule.lowering.node_crossing import can_share, replicas
 from rma_mm.schedule.lowering.node_fetch import even_piece
 from rma_mm.schedule.ops import Accumulate, Barrier, Copy, Finish, Op, Ref, Scale
 from rma_mm.schedule.schedule import STAGE, Home, Schedule, home_region
@@ -49,11 +49,11 @@ def redistribution(
 
 
 def shared(
-    mesh: MeshShape, found: list[Copy], group: tuple[int, ...], rank: int, places: dict[int, Crossing] | None = None
+    mesh: MeshShape, found: list[Copy], group: tuple[int, ...], rank: int, places: Mapping[int, int] | None = None
 ) -> list[Op]:
     """Copies into C, of which a rank makes its share of those from other nodes; the others' are in C of its `group`.
 
-    Its share is a piece of each, or, with `places`, all of those from ranks in its own place.
+    Its share is a piece of each, or, of those from ranks in `places`, what comes from its own place.
     """
     nodes, far, near, passed = mesh.node_of_rank, list[Op](), list[Op](), list[Op]()
     for op in found:
@@ -71,12 +71,11 @@ def shared(
     return [*far, *near, Barrier(0), *passed]
 
 
-def _share(op: Copy, index: int, count: int, places: dict[int, Crossing]) -> Region | None:
+def _share(op: Copy, index: int, count: int, places: Mapping[int, int]) -> Region | None:
     """Return the part of a Copy that falls to one of `count` ranks."""
-    owner = places.get(op.src.rank)
-    if owner is None:
+    if op.src.rank not in places:
         return even_piece(op.dst.region, index, count)
-    return op.dst.region if owner.place == index else None
+    return op.dst.region if places[op.src.rank] == index else None
 
 
 def sum_partial(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank: int) -> Iterator[Op]:
