@@ -49,7 +49,6 @@ class PlacedProblem:
     copied: str = ""  # operands that every rank first copies to where its node-mates can read them in place
     symmetry: Symmetry | None = None  # symmetry of C, if it is known
     files: Files = ()  # the operands that stay in files: each rank copies what it reads of them
-    crosses_once: bool = True  # false if groups move what several ranks of a node get, or sum, for each of these ranks
 
     def extent(self, operand: str) -> tuple[int, int]:
         rows, cols = OPERAND_DIMS[operand]

@@ -286,7 +286,7 @@ class _WorkloadOfProblem:
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
             near = found.node.sum() / max(1.0, found.foreign.sum())
             passed = found.own * (group - 1) * near  # who has a part of C takes what all others of its group made of it
-            nodes, mates = self.lowered.sum_shares
+            nodes, mates = self.lowered.sum_crossing
             between = found.between / mates
             node, passed = found.node + found.between - between, passed * nodes
             return [TrafficItem("C", how, self.zero, node, between, calls, group, run, rounds, 0.0, passed)]

@@ -19,7 +19,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, OWNERS, Algorithm, Cuts, PlacedProblem, same_place
-from rma_mm.schedule.lowering.node_crossing import can_share, is_worth, shares
+from rma_mm.schedule.lowering.node_crossing import can_share, crossing_sizes, is_worth
 from rma_mm.schedule.ops import Ref
 from rma_mm.schedule.schedule import STAGE
 
@@ -63,10 +63,11 @@ class LoweringDecisions:
                 )
         made = cls(algorithm, problem, read, staged, work, width)
         for x in algorithm.operands:  # those that groups bring as a whole, where that takes two steps
+            if x not in algorithm.prefetch_all or x in staged or problem.layout(x).partial:
+                continue
             rows, cols = OPERAND_DIMS[x]
             whole = Layout((work.splits[rows], work.splits[cols]), work.pins, grid=work.grid)
-            is_whole = x in algorithm.prefetch_all and x not in staged and not problem.layout(x).partial
-            if is_whole and made.brings_once(x, whole, made.layout(x)):
+            if made.brings_once(x, whole, made.layout(x)):
                 made = replace(made, read=made.read.placed(x, whole), staged={**made.staged, x: whole})
         return made
 
@@ -210,20 +211,19 @@ class LoweringDecisions:
 
     def brings_once(self, x: str, to: Layout, source: Layout) -> bool:
         """True if what several ranks of a node hold of an operand's new placement is brought to the node once."""
-        axes, mesh = self.copy_axes(x, to, source), self.problem.mesh
-        may_cross_once = self.problem.crosses_once and can_share(mesh, self.problem.extent(x), source, to)
-        if not may_cross_once or self.brings_by_pairs(x):
+        mesh = self.problem.mesh
+        if not can_share(mesh, self.problem.extent(x), source, to) or self.brings_by_pairs(x):
             return False
-        return shares(mesh, to.mesh(mesh), axes) != (1, 1) if axes else x not in self.algorithm.grouped
+        axes = self.copy_axes(x, to, source)
+        return crossing_sizes(mesh, to.mesh(mesh), axes) != (1, 1) if axes else x not in self.algorithm.grouped
 
     @cached_property
-    def sum_shares(self) -> tuple[int, int]:
+    def sum_crossing(self) -> tuple[int, int]:
         """Return the nodes of each group that sums C, and its ranks on each, if it sums first on nodes; else (1, 1)."""
-        mesh, axes = self.problem.mesh, self.group_axes("C")
-        may_cross_once = self.problem.crosses_once and is_worth(mesh, self.problem.extent("C"))
-        if "C" not in self.algorithm.grouped or not axes or not may_cross_once:
+        mesh = self.problem.mesh
+        if "C" not in self.algorithm.grouped or not is_worth(mesh, self.problem.extent("C")):
             return 1, 1
-        return shares(mesh, self.work.mesh(mesh), axes)
+        return crossing_sizes(mesh, self.work.mesh(mesh), self.group_axes("C"))
 
     def is_ring(self, x: str) -> bool:
         return not set(self.start_axes).isdisjoint(self.group_axes(x))

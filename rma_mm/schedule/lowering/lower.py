@@ -127,7 +127,7 @@ class _Lowering:
             ops = self.by_group(ops, rank, ("walk", x, group), self.walk, pushing if x == "C" else pulling)
             for joined in self.joined(x, rank):
                 ops = self.by_group(ops, rank, ("join", x, joined), self.walk, joins)
-        if self.decisions.sum_shares != (1, 1) and (
+        if self.decisions.sum_crossing != (1, 1) and (
             group := self.along(self.work, self.decisions.group_axes("C"), rank)
         ):
             ops = sums_by_node(ops, rank, crossing(self.mesh, group, rank))

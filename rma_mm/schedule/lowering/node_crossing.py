@@ -30,29 +30,23 @@ def can_share(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: L
 
     Not if a replica's own place says which parts of the source it takes.
     """
-    is_alike = not set(source.skew_axes) & set(source.replicated_axes(mesh))
-    return is_worth(mesh, shape) and is_alike and _has_replicas(mesh, target)
+    if not is_worth(mesh, shape) or set(source.skew_axes) & set(source.replicated_axes(mesh)):
+        return False
+    return _has_replicas(mesh, target)
 
 
 @lru_cache(maxsize=16)
 def replicas(mesh: MeshShape, target: Layout) -> list[tuple[int, ...]]:
     """Return for each rank those of its node that hold what it holds, itself included; itself if that is nothing."""
-    free = set(target.replicated_axes(mesh)) - set(target.skew_axes)
-
-    def held(rank: int) -> object:
-        at = target.coords(mesh, rank)
-        if at is None or not target.holds(at):
-            return rank  # it holds nothing
-        return mesh.node_of_rank[rank], tuple(at[axis] for axis in at if axis not in free)
-
-    alike: dict[object, list[int]] = {}
-    for rank in mesh.ranks:
-        alike.setdefault(held(rank), []).append(rank)
-    return [tuple(alike[held(rank)]) for rank in mesh.ranks]
+    held = _held(mesh, target).tolist()
+    alike: dict[int, list[int]] = {}
+    for rank, part in enumerate(held):
+        alike.setdefault(part, []).append(rank)
+    return [tuple(alike[part]) if part >= 0 else (rank,) for rank, part in enumerate(held)]
 
 
 @lru_cache(maxsize=64)
-def shares(mesh: MeshShape, grid: MeshShape, axes: tuple[str, ...]) -> tuple[int, int]:
+def crossing_sizes(mesh: MeshShape, grid: MeshShape, axes: tuple[str, ...]) -> tuple[int, int]:
     """Return on how many nodes each group along `axes` of a grid has ranks, and on each how many.
 
     (1, 1) unless that is several of both, and the same in all groups.
@@ -85,16 +79,23 @@ def crossing(mesh: MeshShape, group: Sequence[int], rank: int) -> Crossing:
 
 @lru_cache(maxsize=256)
 def _has_replicas(mesh: MeshShape, target: Layout) -> bool:
-    """True if `replicas` has more than one rank for some, at the cost of a few passes over all ranks."""
-    free = set(target.replicated_axes(mesh)) - set(target.skew_axes)
-    if not free:
+    """True if `replicas` has more than one rank for some; where there are many ranks that is found faster."""
+    if not target.replicated_axes(mesh):
         return False
-    grid = target.mesh(mesh)
-    held = _along(grid, [axis for axis in grid.names if axis not in free]) * mesh.size + _nodes(mesh)[: grid.size]
-    for axis, coordinate in target.pins:
-        held = np.where(_along(grid, [axis]) == coordinate, held, -1)
+    held = _held(mesh, target)
     held = held[held >= 0]
     return len(np.unique(held)) < len(held)
+
+
+def _held(mesh: MeshShape, target: Layout) -> Numbers:
+    """Return a number for each rank, the same for those of a node that hold the same part; −1 for nothing."""
+    grid, free = target.mesh(mesh), set(target.replicated_axes(mesh)) - set(target.skew_axes)
+    part = _along(grid, [axis for axis in grid.names if axis not in free])
+    for axis, coordinate in target.pins:
+        part = np.where(_along(grid, [axis]) == coordinate, part, -1)
+    held = np.full(mesh.size, -1)
+    held[: grid.size] = np.where(part >= 0, part * mesh.size + _nodes(mesh)[: grid.size], -1)
+    return held
 
 
 def _along(grid: MeshShape, axes: Sequence[str]) -> Numbers:

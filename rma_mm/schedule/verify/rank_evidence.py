@@ -141,7 +141,8 @@ class _RankEvidence:
         """A region comes to this rank."""
         if src.region != dst.region or (isinstance(dst.buffer, str) and dst.rank != self.rank):
             fail(self.rank, op, "misfit", "a copy moves one region to the rank that runs it")
-        is_passed_on = src.buffer == dst.buffer and not self.is_final(src)
+        is_final = self.is_final(src)
+        is_passed_on = src.buffer == dst.buffer and not is_final
         if is_passed_on:
             self.pass_on(op, src)
         elif isinstance(dst.buffer, str):
@@ -153,7 +154,7 @@ class _RankEvidence:
         if src.buffer == "C":  # before anything is cleared of it; what goes to replicas, when all of it is there
             self.epochs[MIRRORED].note(self.epoch, *(["opened"] if isinstance(dst.buffer, Slot) else []),
                                        first="" if isinstance(dst.buffer, Slot) else "first_taken")
-        if src.buffer == "C" and not is_passed_on and not self.is_final(src):
+        if src.buffer == "C" and not (is_passed_on or is_final):
             fail(self.rank, op, "not-final", "the source is not finished")
         if isinstance(dst.buffer, Slot) and dst.buffer.group:
             self.shared_slots.fill(op, dst)
