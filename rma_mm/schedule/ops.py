@@ -208,7 +208,8 @@ class Broadcast(GroupOp):
     With one owner it is a broadcast, with several an all-gather. Made from Copies.
     """
 
-    parts: tuple[Ref, ...]  # boxes of homes of ranks of the group, in one order for all of them
+    parts: tuple[Ref, ...]
+    """Boxes of homes of ranks of the group, or of slots that another Broadcast fills; in one order for all of them."""
     dst: Ref | None  # destination of the other ranks' parts on this rank; None if all parts are its own
     group: tuple[int, ...]
     step: int
@@ -220,14 +221,23 @@ class Broadcast(GroupOp):
 
     @property
     def origins(self) -> tuple[Ref, ...]:
-        return self.parts
+        return () if any(isinstance(part.buffer, Slot) for part in self.parts) else self.parts
 
     @property
     def refs(self) -> tuple[Ref, ...]:
-        return (*self.parts, self.dst) if self.dst else self.parts
+        parts = tuple(filter(self._is_known, self.parts))
+        return (*parts, self.dst) if self.dst else parts
+
+    def on_slots(self, new: Callable[[Slot], Slot]) -> Broadcast:
+        parts = tuple(part.on(new) if self._is_known(part) else part for part in self.parts)
+        return replace(self, parts=parts, dst=self.dst and self.dst.on(new))
 
     def ahead(self, depth: int) -> int:
-        return depth
+        """Panels that come to a slot first are passed on from there one panel later."""
+        return max(0, depth - any(isinstance(part.buffer, Slot) for part in self.parts))
+
+    def _is_known(self, part: Ref) -> bool:
+        return isinstance(part.buffer, str) or self.dst is None or part.rank == self.dst.rank
 
     def moves(self, rank: int) -> list[TransferSpec]:
         """Each of its own parts goes to every other member, and theirs come into its `dst`."""

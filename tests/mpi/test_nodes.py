@@ -68,7 +68,7 @@ def test_a_replicated_matrix_crosses_once_for_each_node(comm, monkeypatch):
                 assert comm.allreduce(counters.words_inter - before) == x.size  # of two nodes each lacks the other's
 
 
-ROWS, COLUMNS, WHOLE = "P('i', None)", "P(None, 'i')", "P(None, None)"
+ROWS, COLUMNS, WHOLE, BLOCKS = "P('i', None)", "P(None, 'i')", "P(None, None)", "P('i', 'j')"
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,17 @@ ROWS, COLUMNS, WHOLE = "P('i', None)", "P(None, 'i')", "P(None, None)"
     [
         ("data_parallel", (ROWS, ROWS, ROWS)), ("data_parallel", (ROWS, WHOLE, WHOLE)),
         ("column_parallel", (ROWS, COLUMNS, COLUMNS)), ("row_parallel", (COLUMNS, ROWS, ROWS)),
-        ("stationary_c", (ROWS, WHOLE, WHOLE)),
+        ("stationary_c", (ROWS, WHOLE, WHOLE)), ("summa_c", (BLOCKS,) * 3), ("pumma", (BLOCKS,) * 3),
+        ("summa_b", (BLOCKS,) * 3),
     ],
 )
-@parallel(ranks=(4, 6), env=("cliques",))
+@parallel(ranks=(4, 5, 6), env=("cliques",))
 def test_what_a_group_moves_crosses_once_for_each_node(comm, algorithm, layouts):
-    """All ranks get, or sum, a matrix; each of two nodes lacks half of it, or has made what half of it lacks."""
+    """All ranks get, or sum, a matrix; each of two nodes lacks a part of it, or has made what the other's lacks."""
     rng = np.random.default_rng(comm.size)
     x, y = (rng.integers(-9, 10, (192, 192)).astype(np.float64) for _ in range(2))
     prefer = None if algorithm == "stationary_c" else "two-sided"
-    with Mesh((comm.size,), comm) as mesh:
+    with Mesh((1, comm.size) if BLOCKS in layouts else (comm.size,), comm) as mesh:
         A, B = (DistMatrix.from_numpy(part, mesh, layout) for part, layout in zip((x, y), layouts, strict=False))
         with rma_mm.plan(A, B, mesh, layout=layouts[2], algorithm=algorithm, prefer=prefer) as plan:
             for turn in range(3):

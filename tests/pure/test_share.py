@@ -78,14 +78,19 @@ GROUPS = {
     "column_parallel": ("i, *", "*, i", "*, i"),
     "row_parallel": ("*, i", "i, *", "i, *"),
     "stationary_c": ("i, *", "*, *", "*, *"),
+    "summa_c": ("i, j", "i, j", "i, j"),
+    "summa_b": ("i, j", "i, j", "i, j"),
+    "pumma": ("i, j", "i, j", "i, j"),
 }
-"""Algorithms by which four ranks all get, or sum, one matrix, and placements for them."""
+"""Algorithms by which the ranks of a line all get, or sum, one matrix, and placements for them."""
 
 
-def grouped(name: str) -> PlacedProblem:
-    mesh = MeshShape((4,), node_of_rank=(0, 0, 1, 1))
+def grouped(name: str, nodes: tuple[int, ...] = (0, 0, 1, 1)) -> PlacedProblem:
+    """Three indices a rank along m, n and k."""
+    is_line = "j" not in GROUPS[name][0]
+    mesh = MeshShape((len(nodes),) if is_line else (1, len(nodes)), node_of_rank=nodes)
     a, b, c = (parse_layout(text, mesh) for text in GROUPS[name])
-    return PlacedProblem((12, 12, 12), mesh, (a, b, c))
+    return PlacedProblem((3 * len(nodes),) * 3, mesh, (a, b, c))
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -96,13 +101,21 @@ def test_what_a_group_moves_crosses_once_for_each_node(name: str) -> None:
     assert 2 * once == for_each == 2 * 12 * 12
 
 
-@pytest.mark.parametrize("nodes", [(0, 0, 0, 1), (0, 1, 2, 3), (0, 0, 0, 0)])
-def test_groups_that_do_not_cross_alike_act_in_one_step(nodes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("nodes", [(0, 0, 0, 1), (0, 1, 0, 1, 0), (0, 1, 1, 2, 2, 2)])
+def test_it_does_so_where_nodes_have_different_numbers_of_its_ranks(nodes: tuple[int, ...]) -> None:
+    for name in GROUPS:
+        with limits({"LEAST": 0}):
+            found = moved(name, grouped(name, nodes)).words_between_nodes
+        assert found == (len(set(nodes)) - 1) * (3 * len(nodes)) ** 2, name
+
+
+@pytest.mark.parametrize("nodes", [(0, 1, 2, 3), (0, 0, 0, 0)])
+def test_groups_that_do_not_cross_or_of_a_rank_of_each_node_act_in_one_step(nodes: tuple[int, ...]) -> None:
     for name in ("data_parallel", "row_parallel"):
-        given = replace(grouped(name), mesh=MeshShape((4,), node_of_rank=nodes))
+        given = grouped(name, nodes)
         with limits({"LEAST": 0}):
             decided = LoweringDecisions.of(find_algorithm(name), given)
-            assert decided.sum_crossing == (1, 1) and not decided.staged
+            assert not decided.crosses_once("C") and not decided.staged
             moved(name, given)
 
 
@@ -245,6 +258,44 @@ def test_what_a_mate_brings_is_taken_when_it_is_there(name: str) -> None:
             with pytest.raises(ScheduleError) as error:
                 check(replace(schedule, program=wrong.__getitem__))
             assert error.value.code in ("race", "not-final", "unmatched", "not-once"), error.value
+
+
+def is_passed_on(op: Op) -> bool:
+    return isinstance(op, Broadcast) and any(isinstance(part.buffer, Slot) for part in op.parts)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 0, 1, 1, 1, 2)])
+def test_a_panel_that_is_passed_on_before_it_is_there(nodes: tuple[int, ...], depth: int) -> None:
+    """Or that does not come, or is not passed on."""
+    with limits({"LEAST": 0}):
+        schedule = lower(find_algorithm("summa_c"), grouped("summa_c", nodes), Tuning(depth=depth))
+        programs = {rank: schedule.program(rank) for rank in schedule.mesh.ranks}
+
+    ops = programs[2]
+    at = next(n for n, op in enumerate(ops) if is_passed_on(op))
+    comes = next(n for n, op in enumerate(ops[:at]) if isinstance(op, Broadcast) and op.dst)
+    early = [*ops[:comes], ops[at], *ops[comes:at], *ops[at + 1 :]]
+    lacking, kept = ([*ops[:n], *ops[n + 1 :]] for n in (comes, at))
+    for check in (verify, prove):
+        check(schedule)
+        left = "deadlock" if check is verify else "unmatched"
+        for wrong, code in ((early, "not-filled"), (lacking, "not-filled"), (kept, left)):
+            with pytest.raises(ScheduleError) as error:
+                check(replace(schedule, program=(programs | {2: wrong}).__getitem__))
+            assert error.value.code == code, error.value
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_panel_crosses_a_step_before_it_is_passed_on(depth: int) -> None:
+    """While another one is multiplied, if panels are asked for two ahead."""
+    with limits({"LEAST": 0}):
+        ops = lower(find_algorithm("summa_c"), grouped("summa_c"), Tuning(depth=depth)).program(2)
+    steps = list(dict.fromkeys(op.step for op in ops if isinstance(op, Multiply)))
+    for op in ops:
+        if is_passed_on(op):
+            before = [each for each in ops[: ops.index(op)] if isinstance(each, Multiply)]
+            assert len({each.step for each in before}) == max(0, steps.index(op.step) - depth + 1)
 
 
 def test_a_sum_of_a_node_that_does_not_cross() -> None:

@@ -58,12 +58,18 @@ class WorkBoxes:
 
     def spread(self, x: str) -> Spread:
         """Return the sources of the operand's parts that boxes need."""
-        # it may add zeros
-        who = self.has_place if x == "C" and self.decisions.algorithm.result == "reduce" else self.has_work
-        return self.sample.spread(self.decisions.layout(x), self.decisions.problem.extent(x), self.face(x), who)
+        return self.sample.spread(self.decisions.layout(x), self.decisions.problem.extent(x), self.face(x), self.who(x))
+
+    def who(self, x: str) -> NDArray[np.bool_]:
+        """Return which ranks need parts of an operand; those that reduce C may add zeros to it."""
+        return self.has_place if x == "C" and self.decisions.algorithm.result == "reduce" else self.has_work
+
+    def alike(self, x: str) -> Figures:
+        """Return the number of ranks of its node, the rank included, that need the same part."""
+        return self.sample.alike(self.face(x), self.who(x))
 
     def sharers(self, x: str) -> Figures | float:
-        return self.sample.alike(self.face(x), self.has_work) if self.decisions.may_share else 1.0
+        return self.alike(x) if self.decisions.may_share else 1.0
 
     @cached_property
     def extents(self) -> tuple[Figures, Figures, Figures]:

@@ -146,9 +146,19 @@ class _WorkloadOfProblem:
         if not self.lowered.brings_once(x, to, source):
             return moved
         sample = rank_sample(self.lowered.problem.mesh)
-        sharers = sample.alike(sample.parts(to, shape), sample.holds(to))
-        crossing = moved.between / (sharers if sample is self.sample else sample.mean(sharers))
+        crossing = moved.between / self.mates(sample.alike(sample.parts(to, shape), sample.holds(to)), sample)
         return replace(moved, node=moved.node + moved.between - crossing, between=crossing)
+
+    def mates(self, found: Figures, sample: RankSample) -> Figures | float:
+        """Return how many ranks of its node share what crosses: of each of these ranks, or on average of others."""
+        return found if sample is self.sample else sample.mean(found)
+
+    def crossing(self, x: str) -> Figures | float:
+        """Return how many ranks of its node share what groups bring of an operand in the walk, or sum of C."""
+        if not self.lowered.crosses_once(x):
+            return 1.0
+        boxes = WorkBoxes(self.lowered)
+        return self.mates(boxes.alike(x), boxes.sample)
 
     def size(self, layout: Layout, axes: tuple[str, ...]) -> int:
         grid = layout.mesh(self.mesh)
@@ -215,7 +225,9 @@ class _WorkloadOfProblem:
             if group > 1:
                 calls = np.maximum(calls, steps if how == "broadcast" else 1.0)
             how = how if group > 1 else "get"
-            return [TrafficItem(x, how, zero, found.node, found.between, calls, group, run, rounds)]
+            between = found.between / self.crossing(x)
+            node = found.node + found.between - between
+            return [TrafficItem(x, how, zero, node, between, calls, group, run, rounds)]
         share = np.where(found.foreign > 0, found.between / np.maximum(1.0, found.foreign), 0.0)
         foreign = np.maximum(0.0, owners - (found.own > 0))
         is_viewed = x in self.decisions.read.in_place
@@ -241,6 +253,7 @@ class _WorkloadOfProblem:
         if self.dim not in OPERAND_DIMS[x]:
             return 1.0
         at, group = OPERAND_DIMS[x].index(self.dim), self.group(x)
+        group = ceil(group / float(np.mean(self.crossing(x))))  # nodes, where one rank of each is sent to
         owners, changes = found.cuts[at], np.minimum(found.owner_changes[at], steps)
         at_once = np.clip(window * changes / np.maximum(1.0, steps), 1.0, np.maximum(1.0, owners))
         sent = group - 1 if group <= FLAT else ceil(log2(group))
@@ -286,9 +299,11 @@ class _WorkloadOfProblem:
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
             near = found.node.sum() / max(1.0, found.foreign.sum())
             passed = found.own * (group - 1) * near  # who has a part of C takes what all others of its group made of it
-            nodes, mates = self.lowered.sum_crossing
+            mates = self.crossing("C")
             between = found.between / mates
-            node, passed = found.node + found.between - between, passed * nodes
+            node = found.node + found.between - between
+            if self.lowered.crosses_once("C"):  # and sums of those parts that other nodes have
+                passed = passed * group / mates
             return [TrafficItem("C", how, self.zero, node, between, calls, group, run, rounds, 0.0, passed)]
         parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
         calls = np.maximum(owners, parts * np.minimum(owners, 1.0))

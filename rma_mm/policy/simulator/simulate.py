@@ -266,10 +266,11 @@ class _Program:
 
     @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> Waits:
-        """Wait for the earlier use of the slot, then broadcast."""
+        """Wait for the earlier use of the slot, and for what is passed on from one, then broadcast."""
         filled = [op.dst] if op.dst else []
-        yield from self.wait(_slots("read", *filled))
-        keys = [("fill", ref.place) for ref in filled] or [("send", "")]
+        passed = [part for part in op.parts if part.rank == self.rank.number]
+        yield from self.wait([*_slots("read", *filled), *_slots("fill", *passed)])
+        keys = [*(("fill", ref.place) for ref in filled), *_slots("read", *passed)] or [("send", "")]
         out, into = self.letters(op)
         for letter in [*out, *into]:
             letter.come()

@@ -33,8 +33,9 @@ def bind_broadcast(op: Broadcast, places: Places, channel: Channel) -> Bound:
     else:
         transfer = channel.gather(mine, theirs, upright)
     filled = [op.dst] if op.dst else []
-    during = [f"fill {ref.place}" for ref in filled] or ["send"]
-    return Bound(transfer, [f"read {name}" for name in slots(filled)], during)
+    passed = slots([part for part in op.parts if part.rank == places.rank])
+    during = [*(f"fill {ref.place}" for ref in filled), *(f"read {name}" for name in passed)] or ["send"]
+    return Bound(transfer, [*(f"read {name}" for name in slots(filled)), *(f"fill {name}" for name in passed)], during)
 
 
 def bind_shift(op: Shift, places: Places, channel: Channel) -> Bound:

@@ -78,25 +78,23 @@ def pushes(
     return (lambda ops, rank: _reducing(ops, tuple(group), parts)) if parts else None
 
 
-def sums_by_node(ops: list[Op], rank: int, group: Crossing) -> list[Op]:
-    """`ops` with every Reduce as two: on a node, by the rank in the place of each part's owner, then between nodes.
+def by_node(ops: list[Op], rank: int, group: tuple[int, ...], two: Crossing) -> list[Op]:
+    """`ops` with what a group broadcasts or sums in two steps, one between nodes and one on each.
 
-    The second needs the first, and so follows when the next is due.
+    The second step needs the first. A Broadcast on a node is issued later (`Op.ahead`); a sum between nodes follows
+    when the next one is due.
     """
-    across, near, places = group
     result, due, count = list[Op](), list[Op](), 0
     for op in ops:
-        if not isinstance(op, Reduce):
+        if isinstance(op, Broadcast) and op.group == group:
+            result += _broadcast_by_node(op, rank, two)
+        elif isinstance(op, Reduce) and op.group == group:
+            count += 1
+            first, second = _reduced_by_node(op, rank, two, f"C~{count}")
+            result += [*due, *first]
+            due = second
+        else:
             result.append(op)
-            continue
-        count += 1
-        sums = [
-            Ref(near[places[dst.rank]], Slot(f"C~{count}.{n}", dst.region), dst.region)
-            for n, dst in enumerate(op.dsts)
-        ]
-        mine = {src: dst for src, dst in zip(sums, op.dsts, strict=True) if src.rank == rank}
-        result += [*due, Reduce(op.srcs, tuple(sums), near, op.step)]
-        due = [Reduce(tuple(mine), tuple(mine.values()), across, op.step)] if mine else []
     return result + due
 
 
@@ -245,6 +243,44 @@ def _reducing(ops: list[Op], group: tuple[int, ...], parts: Parts) -> list[Op]:
             op = Reduce(tuple(sources[op.step, dst] for dst in dsts), dsts, group, op.step)
         result.append(op)
     return result
+
+
+def _broadcast_by_node(op: Broadcast, rank: int, two: Crossing) -> list[Op]:
+    """Broadcasts from the owners to one rank of each other node, and from it to the others there."""
+
+    def passed(part: Ref) -> Ref:
+        if part.rank in two.near:
+            return part
+        assert op.dst is not None
+        return Ref(two.mate(part.rank), op.dst.buffer, part.region)
+
+    steps = [
+        (tuple(part for part in op.parts if two.places[part.rank] == place), across)
+        for place, across in enumerate(two.across)
+    ]
+    steps.append((tuple(map(passed, op.parts)), two.near))
+    return [
+        Broadcast(parts, op.dst if any(part.rank != rank for part in parts) else None, group, op.step)
+        for parts, group in steps
+        if parts and rank in group and len(group) > 1
+    ]
+
+
+def _reduced_by_node(op: Reduce, rank: int, two: Crossing, name: str) -> tuple[list[Op], list[Op]]:
+    """Sums of a node, each by the rank in the place of the part's owner, and those of them between nodes."""
+    first, sums = list[Op](), list(op.srcs)
+    if len(two.near) > 1:
+        sums = [
+            Ref(two.mate(dst.rank), Slot(f"{name}.{n}", dst.region), dst.region) for n, dst in enumerate(op.dsts)
+        ]
+        first = [Reduce(op.srcs, tuple(sums), two.near, op.step)]
+    second = list[Op]()
+    for place, across in enumerate(two.across):
+        pairs = [pair for pair in zip(sums, op.dsts, strict=True) if two.places[pair[1].rank] == place]
+        if pairs and rank in across:
+            srcs, dsts = zip(*pairs, strict=True)
+            second.append(Reduce(srcs, dsts, across, op.step))
+    return first, second
 
 
 def _shifting_sums(ops: list[Op], rank: int, group: tuple[int, ...], lag: int) -> list[Op]:

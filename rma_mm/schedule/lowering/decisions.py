@@ -19,7 +19,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, OWNERS, Algorithm, Cuts, PlacedProblem, same_place
-from rma_mm.schedule.lowering.node_crossing import can_share, crossing_sizes, is_worth
+from rma_mm.schedule.lowering.node_crossing import can_share, crosses, is_worth
 from rma_mm.schedule.ops import Ref
 from rma_mm.schedule.schedule import STAGE
 
@@ -215,15 +215,14 @@ class LoweringDecisions:
         if not can_share(mesh, self.problem.extent(x), source, to) or self.brings_by_pairs(x):
             return False
         axes = self.copy_axes(x, to, source)
-        return crossing_sizes(mesh, to.mesh(mesh), axes) != (1, 1) if axes else x not in self.algorithm.grouped
+        return crosses(mesh, to.mesh(mesh), axes) if axes else x not in self.algorithm.grouped
 
-    @cached_property
-    def sum_crossing(self) -> tuple[int, int]:
-        """Return the nodes of each group that sums C, and its ranks on each, if it sums first on nodes; else (1, 1)."""
+    def crosses_once(self, x: str) -> bool:
+        """True if what groups bring of an operand in the walk, or sum of C, crosses to a node once, in two steps."""
         mesh = self.problem.mesh
-        if "C" not in self.algorithm.grouped or not is_worth(mesh, self.problem.extent("C")):
-            return 1, 1
-        return crossing_sizes(mesh, self.work.mesh(mesh), self.group_axes("C"))
+        if x not in self.algorithm.grouped or not is_worth(mesh, self.problem.extent(x)):
+            return False
+        return crosses(mesh, self.work.mesh(mesh), self.group_axes(x))
 
     def is_ring(self, x: str) -> bool:
         return not set(self.start_axes).isdisjoint(self.group_axes(x))

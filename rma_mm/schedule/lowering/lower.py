@@ -17,7 +17,7 @@ from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, PlacedProblem, side
 from rma_mm.schedule.lowering import decisions as limits
 from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
-from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes, sums_by_node
+from rma_mm.schedule.lowering.collectives import Pass, by_node, joins, pulls, pushes
 from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.mirrored import mirrored
 from rma_mm.schedule.lowering.node_crossing import crossing, replicas
@@ -125,12 +125,10 @@ class _Lowering:
                 partial(pushes, is_dense=self.is_dense),
             )
             ops = self.by_group(ops, rank, ("walk", x, group), self.walk, pushing if x == "C" else pulling)
+            if self.decisions.crosses_once(x) and (two := crossing(self.mesh, group, rank)):
+                ops = by_node(ops, rank, group, two)
             for joined in self.joined(x, rank):
                 ops = self.by_group(ops, rank, ("join", x, joined), self.walk, joins)
-        if self.decisions.sum_crossing != (1, 1) and (
-            group := self.along(self.work, self.decisions.group_axes("C"), rank)
-        ):
-            ops = sums_by_node(ops, rank, crossing(self.mesh, group, rank))
         ops = prefetch(self.summing(ops, rank), self.depth)
         ops = all_shared(ops, rank, self.decisions, self.node_fetches(self.mesh.node_of_rank[rank]))
         return frames(ops, linger=self.depth > 0)
@@ -193,7 +191,8 @@ class _Lowering:
         member: Callable[[int], Sequence[Op]] = partial(self.copies, x, to, source)
         if self.decisions.brings_once(x, to, source):
             member = partial(self.copies_once, x, to, source)
-            groups = [*crossing(self.mesh, groups[0], rank)[:2]] if axes and groups[0] else []
+            if two := crossing(self.mesh, groups[0], rank) if axes else None:
+                groups = [*(each for each in two.across if rank in each), two.near]
         ops = list(member(rank))
         for group in groups:
             ops = self.by_group(ops, rank, ("copies", x, group), member, pulls)
@@ -217,8 +216,8 @@ class _Lowering:
         group = self.along(to, axes, rank)
         if not axes or not group:
             return shared(self.mesh, found, replicas(self.mesh, to)[rank], rank)
-        _, near, places = crossing(self.mesh, group, rank)
-        return shared(self.mesh, found, near, rank, places)
+        two = crossing(self.mesh, group, rank)
+        return shared(self.mesh, found, two.near, rank, two.places) if two else [*found, Barrier(0)]
 
     # -- what a rank walks over in time -----------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Which ranks act together so that what several ranks of a node need, or add to, crosses to another node once.
 
 Two steps do what a group of ranks does in one: ranks in the same place on their nodes act together, and those of a
-node. The words on the wire are divided by the ranks of the group on each node.
+node. On a node with fewer ranks they take the places of several. The words on the wire are divided by the ranks of the
+group on each node.
 """
 
 from __future__ import annotations
@@ -46,35 +47,39 @@ def replicas(mesh: MeshShape, target: Layout) -> list[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=64)
-def crossing_sizes(mesh: MeshShape, grid: MeshShape, axes: tuple[str, ...]) -> tuple[int, int]:
-    """Return on how many nodes each group along `axes` of a grid has ranks, and on each how many.
-
-    (1, 1) unless that is several of both, and the same in all groups.
-    """
+def crosses(mesh: MeshShape, grid: MeshShape, axes: tuple[str, ...]) -> bool:
+    """True if some group along `axes` of a grid has ranks on several nodes, and several on one of them."""
     count = max(mesh.node_of_rank) + 1
     lines = _along(grid, [axis for axis in grid.names if axis not in axes]) * count + _nodes(mesh)[: grid.size]
     found, ranks = np.unique(lines, return_counts=True)
-    _, nodes = np.unique(found // count, return_counts=True)
-    is_alike = ranks.min() == ranks.max() > 1 and nodes.min() == nodes.max() > 1
-    return (int(nodes[0]), int(ranks[0])) if is_alike else (1, 1)
+    _, group, nodes = np.unique(found // count, return_inverse=True, return_counts=True)
+    return bool(np.any((ranks > 1) & (nodes[group] > 1)))
 
 
 class Crossing(NamedTuple):
-    """The two groups of a rank that do what a larger group does, each word crossing to a node once."""
+    """The smaller groups that do what a group does in two steps, each word crossing to a node once."""
 
-    across: tuple[int, ...]  # those in the same place among the group's ranks of their nodes
-    near: tuple[int, ...]  # those of the same node
+    across: tuple[tuple[int, ...], ...]
+    """For each place among a node's ranks of the group: those in it, one of each node, who move what is theirs."""
+    near: tuple[int, ...]  # those of one rank's node
     places: dict[int, int]  # the place of each rank of the larger group
 
+    def mate(self, rank: int) -> int:
+        """Return who on this node moves what is a rank's: itself, or the one in its place."""
+        return self.near[self.places[rank] % len(self.near)]
 
-def crossing(mesh: MeshShape, group: Sequence[int], rank: int) -> Crossing:
-    """Return how a rank's group crosses to other nodes, as many of which ranks are on each node."""
+
+def crossing(mesh: MeshShape, group: Sequence[int], rank: int) -> Crossing | None:
+    """Return how the group of a rank crosses to other nodes; None if one step does not cross more often."""
     by_node: dict[int, list[int]] = {}
     for each in group:
         by_node.setdefault(mesh.node_of_rank[each], []).append(each)
-    near = by_node[mesh.node_of_rank[rank]]
+    most = max(map(len, by_node.values()), default=1)
+    if len(by_node) == 1 or most == 1:
+        return None
+    across = tuple(tuple(ranks[place % len(ranks)] for ranks in by_node.values()) for place in range(most))
     places = {each: n for ranks in by_node.values() for n, each in enumerate(ranks)}
-    return Crossing(tuple(ranks[places[rank]] for ranks in by_node.values()), tuple(near), places)
+    return Crossing(across, tuple(by_node[mesh.node_of_rank[rank]]), places)
 
 
 @lru_cache(maxsize=256)

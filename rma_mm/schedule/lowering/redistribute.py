@@ -75,7 +75,7 @@ def _share(op: Copy, index: int, count: int, places: Mapping[int, int]) -> Regio
     """Return the part of a Copy that falls to one of `count` ranks."""
     if op.src.rank not in places:
         return even_piece(op.dst.region, index, count)
-    return op.dst.region if places[op.src.rank] == index else None
+    return op.dst.region if places[op.src.rank] % count == index else None
 
 
 def sum_partial(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank: int) -> Iterator[Op]:

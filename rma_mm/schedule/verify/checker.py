@@ -233,7 +233,7 @@ class _Checker:
             return self.order.is_posted(op)
         for ref in op.refs:
             filled = self.scratch.slots.get((ref.rank, ref.buffer.frame)) if isinstance(ref.buffer, Slot) else None
-            if not filled or isinstance(op, ops.Broadcast | ops.Copy):
+            if not filled or (isinstance(op, ops.Broadcast | ops.Copy) and ref == op.dst):
                 continue
             for route, region in list(filled.awaited):
                 products = self.letters.find(route, region)

@@ -189,8 +189,12 @@ class _RankEvidence:
                 check_whole(self.schedule, self.rank, op, part)
                 if part.buffer == "C" and not covers([*self.finished, *self.taken], part.region):
                     fail(self.rank, op, "not-final", "the source is not finished")
+                if isinstance(part.buffer, Slot):
+                    self.read(op, part)
         for move in op.moves(self.rank):
-            if move.src and move.dst:
+            if move.src and move.dst and isinstance(move.src.buffer, Slot) and isinstance(move.dst.buffer, Slot):
+                self.fill(move.dst)  # who sends it shows that it holds it
+            elif move.src and move.dst:
                 self.take(op, move.src, move.dst)
 
     @handlers.on(ops.Shift)

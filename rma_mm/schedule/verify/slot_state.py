@@ -102,4 +102,6 @@ class SlotState:
             fail(rank, op, "not-filled", f"{ref} is sent and holds nothing")
         if ref.operand == "C" and not covers_union(filled.partial_sums, ref.region):
             fail(rank, op, "not-opened", f"{ref} is sent before all of it was opened")
+        if ref.operand != "C" and not covers_union([fill.part for fill in filled.fills], ref.region):
+            fail(rank, op, "not-filled", f"{ref} is sent before all of it is filled")
         return list(filled.products)
