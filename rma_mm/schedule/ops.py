@@ -271,7 +271,10 @@ class Shift(GroupOp):
         return (self.origin,) if self.origin else ()
 
     def ahead(self, depth: int) -> int | None:
-        return 1 if depth and self.dst.operand != "C" else None
+        """Parts of a neighbour's home can come early; slots that it passes on, when they have come to it."""
+        if not depth or self.dst.operand == "C":
+            return None
+        return depth if isinstance(self.src.buffer, str) else 1
 
     def moves(self, rank: int) -> list[TransferSpec]:
         return [

@@ -18,7 +18,7 @@ from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.node_fetch import node_fetches
-from rma_mm.schedule.ops import Accumulate, Await, Barrier, Broadcast, Copy, Multiply, Op, Post, Reduce, Slot
+from rma_mm.schedule.ops import Accumulate, Await, Barrier, Broadcast, Copy, Multiply, Op, Post, Reduce, Shift, Slot
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
@@ -150,6 +150,18 @@ def test_slices_are_asked_for_as_early_however_wide_they_are(width: int) -> None
         elif isinstance(op, Copy):
             ahead.append(op.src.region[0].start - multiplied)
     assert min(ahead) >= 2048, ahead
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_rings_ask_for_what_neighbours_have_as_early_and_for_the_rest_when_it_has_come_to_them(depth: int) -> None:
+    ops = lower(find_algorithm("pumma"), problem("4x1", True), Tuning(width=2, depth=depth)).program(0)
+    steps = list(dict.fromkeys(op.step for op in ops if isinstance(op, Multiply)))
+    rings = [op for op in ops if isinstance(op, Shift)]
+    assert [isinstance(op.src.buffer, str) for op in rings] == [n < len(rings) // 3 for n in range(len(rings))]
+    for op in rings:
+        begun = {each.step for each in ops[: ops.index(op)] if isinstance(each, Multiply)}
+        ahead = depth if isinstance(op.src.buffer, str) else 1
+        assert len(begun) == max(0, steps.index(op.step) - ahead)
 
 
 # -- faults ---------------------------------------------------------------------------------------
