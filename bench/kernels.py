@@ -1,4 +1,6 @@
-"""`python -m bench.kernels`: generated kernels against OpenBLAS, NumPy and the core's peak, on one core.
+"""`[mpiexec -n P] python -m bench.kernels`: generated kernels against OpenBLAS, NumPy and the core's peak.
+
+On one core, or on each rank's at once: each multiplies its own operands, and rates are those of the slowest times P.
 
 For each type and shape the kernels take turns; medians. Results are checked first, exactly. "peak" is what the
 innermost kernel reaches on data that never leave the first-level cache. NumPy without BLAS is slow: it is measured up
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding
+from mpi4py import MPI
 from numba import types
 from numpy.typing import NDArray
 
@@ -58,6 +61,7 @@ SECONDS = 0.02
 """At least so long takes one sample: small products are repeated."""
 SLOW = 1 << 30
 """Multiply-adds up to which NumPy is measured where it has no BLAS."""
+ranks = MPI.COMM_WORLD
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
          r["gflops"].get("numpy"), r["of_numpy"], r["of_reading"], r["spread"]]
         for r in results
     ]
-    measure.publish(options.json, "kernels", measure.machine(), ["", *measure.table(head, rows)], results=results)
-    if options.plot:
+    if ranks.rank == 0:
+        measure.publish(options.json, "kernels", measure.machine(), ["", *measure.table(head, rows)], results=results)
+    if ranks.rank == 0 and options.plot:
         plotted(results, options.plot)
     return 0 if all(result["right"] for result in results) else measure.WRONG
 
@@ -137,21 +142,21 @@ def measured(kind: Kind, shape: str, repeat: int) -> dict[str, Any]:
     if shape.startswith("few"):
         others["reading"] = np.ones(b.nbytes // 8, np.int64).sum
     calls["numba"]()
-    right = is_right(kind, a, b, c)
+    right = ranks.allreduce(is_right(kind, a, b, c), MPI.LAND)
     samples = {name: [] for name in others}
     for _ in range(repeat):
         for name, call in others.items():
             if name != "numpy":
                 call()  # behind seconds of NumPy the first one takes several times as long
             samples[name].append(seconds(call))
-    work = 2e-9 * m * n * k * (4 if kind.result.kind == "c" else 1)
+    work = ranks.size * 2e-9 * m * n * k * (4 if kind.result.kind == "c" else 1)
     gflops = {name: work / median(found) for name, found in samples.items() if name != "reading"}
     reading = samples.get("reading")
     form = form_of(kind.semiring, kind.operand, kind.operand, accumulator(kind.result), host())
-    ours = gflops["numba"]
+    ours, most = gflops["numba"], ranks.size * peak(form)
     return {
         "kind": kind.name, "shape": shape, "right": right, "samples": samples, "gflops": gflops,
-        "peak": peak(form), "of_peak": ours / peak(form),
+        "peak": most, "of_peak": ours / most,
         "of_blas": ours / gflops["blas"] if "blas" in gflops else None,
         "of_numpy": ours / gflops["numpy"] if "numpy" in gflops else None,
         "of_reading": median(reading) / median(samples["numba"]) if reading else None,
@@ -187,12 +192,13 @@ def is_right(kind: Kind, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> b
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Of one call: repeated, where it is over at once."""
+    """Of one call on the slowest rank: repeated, where it is over at once."""
+    ranks.Barrier()
     count, start = 0, time.perf_counter()
     while not count or time.perf_counter() - start < SECONDS:
         call()
         count += 1
-    return (time.perf_counter() - start) / count
+    return ranks.allreduce((time.perf_counter() - start) / count, MPI.MAX)
 
 
 # -- the peak ----------------------------------------------------------------------------------------
