@@ -61,7 +61,7 @@ SECONDS = 0.02
 """At least so long takes one sample: small products are repeated."""
 SLOW = 1 << 30
 """Multiply-adds up to which NumPy is measured where it has no BLAS."""
-ranks = MPI.COMM_WORLD
+RANKS = MPI.COMM_WORLD
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if lacking := [name for name in wanted if not has.get(name)]:
         parser.error(f"--set {options.set}: this processor has no {', '.join(lacking)}")
     if not forced.items() <= os.environ.items():  # libraries look at what the processor has when they are loaded
+        if RANKS.size > 1:
+            given = " ".join(f"{name}={value}" for name, value in forced.items())
+            parser.error(f"--set {options.set}: of several ranks it is set before mpiexec: {given}")
         again = [sys.executable, "-m", "bench.kernels", *(sys.argv[1:] if arguments is None else arguments)]
         return subprocess.run(again, env=os.environ | forced, check=False).returncode
     set_threads(1)
@@ -116,9 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
          r["gflops"].get("numpy"), r["of_numpy"], r["of_reading"], r["spread"]]
         for r in results
     ]
-    if ranks.rank == 0:
+    if RANKS.rank == 0:
         measure.publish(options.json, "kernels", measure.machine(), ["", *measure.table(head, rows)], results=results)
-    if ranks.rank == 0 and options.plot:
+    if RANKS.rank == 0 and options.plot:
         plotted(results, options.plot)
     return 0 if all(result["right"] for result in results) else measure.WRONG
 
@@ -142,18 +145,18 @@ def measured(kind: Kind, shape: str, repeat: int) -> dict[str, Any]:
     if shape.startswith("few"):
         others["reading"] = np.ones(b.nbytes // 8, np.int64).sum
     calls["numba"]()
-    right = ranks.allreduce(is_right(kind, a, b, c), MPI.LAND)
+    right = RANKS.allreduce(is_right(kind, a, b, c), MPI.LAND)
     samples = {name: [] for name in others}
     for _ in range(repeat):
         for name, call in others.items():
             if name != "numpy":
                 call()  # behind seconds of NumPy the first one takes several times as long
             samples[name].append(seconds(call))
-    work = ranks.size * 2e-9 * m * n * k * (4 if kind.result.kind == "c" else 1)
+    work = RANKS.size * 2e-9 * m * n * k * (4 if kind.result.kind == "c" else 1)
     gflops = {name: work / median(found) for name, found in samples.items() if name != "reading"}
     reading = samples.get("reading")
     form = form_of(kind.semiring, kind.operand, kind.operand, accumulator(kind.result), host())
-    ours, most = gflops["numba"], ranks.size * peak(form)
+    ours, most = gflops["numba"], RANKS.size * peak(form)
     return {
         "kind": kind.name, "shape": shape, "right": right, "samples": samples, "gflops": gflops,
         "peak": most, "of_peak": ours / most,
@@ -193,12 +196,12 @@ def is_right(kind: Kind, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> b
 
 def seconds(call: Callable[[], object]) -> float:
     """Of one call on the slowest rank: repeated, where it is over at once."""
-    ranks.Barrier()
+    RANKS.Barrier()
     count, start = 0, time.perf_counter()
     while not count or time.perf_counter() - start < SECONDS:
         call()
         count += 1
-    return ranks.allreduce((time.perf_counter() - start) / count, MPI.MAX)
+    return RANKS.allreduce((time.perf_counter() - start) / count, MPI.MAX)
 
 
 # -- the peak ----------------------------------------------------------------------------------------

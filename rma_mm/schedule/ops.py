@@ -234,7 +234,7 @@ class Broadcast(GroupOp):
 
     def ahead(self, depth: int) -> int:
         """Panels that come to a slot first are passed on from there one panel later."""
-        return max(0, depth - any(isinstance(part.buffer, Slot) for part in self.parts))
+        return max(0, depth - (not self.origins))
 
     def _is_known(self, part: Ref) -> bool:
         return isinstance(part.buffer, str) or self.dst is None or part.rank == self.dst.rank

@@ -20,7 +20,7 @@ def prefetch(ops: list[Op], depth: int) -> list[Op]:
     for n, op in enumerate(ops):
         panel += n > 0 and op.step != ops[n - 1].step
         ahead = op.ahead(depth)
-        keyed.append(((panel - (ahead or 0), ahead is None, -panel), op))  # first what has farther to go
+        keyed.append(((panel - (ahead or 0), ahead is None, -panel), op))  # what is for later panels first
     return [op for _, op in sorted(keyed, key=lambda pair: pair[0])]
 
 

@@ -153,11 +153,11 @@ class _WorkloadOfProblem:
         """Return how many ranks of its node share what crosses: of each of these ranks, or on average of others."""
         return found if sample is self.sample else sample.mean(found)
 
-    def crossing(self, x: str) -> Figures | float:
+    def walk_mates(self, x: str) -> Figures | float:
         """Return how many ranks of its node share what groups bring of an operand in the walk, or sum of C."""
         if not self.lowered.crosses_once(x):
             return 1.0
-        boxes = WorkBoxes(self.lowered)
+        boxes = self.boxes if self.lowered is self.decisions else WorkBoxes(self.lowered)
         return self.mates(boxes.alike(x), boxes.sample)
 
     def size(self, layout: Layout, axes: tuple[str, ...]) -> int:
@@ -225,7 +225,7 @@ class _WorkloadOfProblem:
             if group > 1:
                 calls = np.maximum(calls, steps if how == "broadcast" else 1.0)
             how = how if group > 1 else "get"
-            between = found.between / self.crossing(x)
+            between = found.between / self.walk_mates(x)
             node = found.node + found.between - between
             return [TrafficItem(x, how, zero, node, between, calls, group, run, rounds)]
         share = np.where(found.foreign > 0, found.between / np.maximum(1.0, found.foreign), 0.0)
@@ -253,7 +253,7 @@ class _WorkloadOfProblem:
         if self.dim not in OPERAND_DIMS[x]:
             return 1.0
         at, group = OPERAND_DIMS[x].index(self.dim), self.group(x)
-        group = ceil(group / float(np.mean(self.crossing(x))))  # nodes, where one rank of each is sent to
+        group = ceil(group / float(np.mean(self.walk_mates(x))))  # nodes, where one rank of each is sent to
         owners, changes = found.cuts[at], np.minimum(found.owner_changes[at], steps)
         at_once = np.clip(window * changes / np.maximum(1.0, steps), 1.0, np.maximum(1.0, owners))
         sent = group - 1 if group <= FLAT else ceil(log2(group))
@@ -299,7 +299,7 @@ class _WorkloadOfProblem:
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
             near = found.node.sum() / max(1.0, found.foreign.sum())
             passed = found.own * (group - 1) * near  # who has a part of C takes what all others of its group made of it
-            mates = self.crossing("C")
+            mates = self.walk_mates("C")
             between = found.between / mates
             node = found.node + found.between - between
             if self.lowered.crosses_once("C"):  # and sums of those parts that other nodes have
