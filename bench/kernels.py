@@ -35,7 +35,7 @@ from rma_mm.kernels import bind
 from rma_mm.kernels.compiling import compiled
 from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import Form, form_of
-from rma_mm.kernels.gemm.memory import BYTES, SumType, tile
+from rma_mm.kernels.gemm.memory import BYTES, SumType, configure, release, tile
 from rma_mm.kernels.threads import set_threads
 
 SHAPES: dict[str, tuple[int, int, int]] = {
@@ -50,10 +50,12 @@ SHAPES: dict[str, tuple[int, int, int]] = {
 }
 """Name → (m, n, k). Of few rows, the other operand is stored by rows or by columns."""
 BASIC = "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,+avx,+f16c,+bmi,+bmi2,+lzcnt,+avx2,+fma"
+WIDE = "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd"
 SETS = {
     "avx2": ("haswell", BASIC, "Haswell"),
     "avxvnni": ("alderlake", f"{BASIC},+avxvnni", "Haswell"),
-    "avx512": ("skylake-avx512", f"{BASIC},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd", "SkylakeX"),
+    "avx512": ("skylake-avx512", f"{BASIC},{WIDE}", "SkylakeX"),
+    "avx512vnni": ("cascadelake", f"{BASIC},{WIDE},+avx512vnni", "SkylakeX"),
 }
 FORCED = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "OPENBLAS_CORETYPE"
 """Instructions of processors, as these variables name them."""
@@ -209,8 +211,10 @@ def seconds(call: Callable[[], object]) -> float:
 
 def repeated(sums, a, b, out, stride, depth, count):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """The innermost kernel, again and again."""
+    configure(sums)
     for _ in range(count):
         tile(sums, a, b, out, stride, depth, 0)
+    release(sums)
 
 
 @cache

@@ -25,8 +25,9 @@ from rma_mm.elements.dtypes import BFLOAT16, accumulator, as_dtype
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.kernels import cache
 from rma_mm.kernels.blocked import Scratch
+from rma_mm.kernels.gemm import cpu as processor
 from rma_mm.kernels.gemm import product
-from rma_mm.kernels.gemm.cpu import BFLOATS, PAIRS, PAIRS_ADDED, Cpu, host
+from rma_mm.kernels.gemm.cpu import AMX_BFLOATS, AMX_BYTES, BFLOATS, PAIRS, PAIRS_ADDED, Cpu, host
 from rma_mm.kernels.gemm.cpu import BYTES as BYTE_DOTS
 from rma_mm.kernels.gemm.form import FEW
 from rma_mm.kernels.product import checked
@@ -90,10 +91,13 @@ def test_every_float16_is_read() -> None:
 @pytest.mark.skipif(BFLOAT16 is None, reason="ml_dtypes is not installed")
 @nightly
 @pytest.mark.parametrize("scales", [(1e-39, 1e-39), (1e-39, 1e38), (1e-25, 1e-14), (1e-19, 1e-19), (1e18, 1e18)])
-def test_bfloat16_keeps_subnormals(scales: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The instruction for its products flushes them to zero; then it must not be used."""
-    if binding.get_host_cpu_features().get("avx512bf16"):
-        on(monkeypatch, replace(host(), dots=host().dots | {BFLOATS}))
+@pytest.mark.parametrize("dot", ["", BFLOATS, AMX_BFLOATS])
+def test_bfloat16_keeps_subnormals(scales: tuple[float, float], dot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instructions for its products flush them to zero; then they must not be used."""
+    has = host().dots | ({BFLOATS} if binding.get_host_cpu_features().get("avx512bf16") else set())
+    if dot and dot not in has:
+        pytest.skip(f"this processor has no {dot}")
+    on(monkeypatch, replace(host(), dots=frozenset({dot})))
     rng = np.random.default_rng(0)
     shapes = (14, 51), (51, 40)
     a, b = ((rng.standard_normal(s) * x).astype(BFLOAT16) for s, x in zip(shapes, scales, strict=True))
@@ -175,6 +179,7 @@ def test_narrower_vectors(width: int, name: str, monkeypatch: pytest.MonkeyPatch
 SETS = {
     "avx2": (32, 16, {PAIRS}), "sse2": (16, 16, {PAIRS}), "avx512": (64, 32, {PAIRS}),
     "avxvnni": (32, 16, {BYTE_DOTS, PAIRS, PAIRS_ADDED}), "avx512vnni": (64, 32, {BYTE_DOTS, PAIRS, PAIRS_ADDED}),
+    "amx": (64, 32, {BYTE_DOTS, PAIRS, PAIRS_ADDED, AMX_BYTES, AMX_BFLOATS}),
 }
 """Bytes of a vector, registers and instructions of processors, for sums of products of small whole numbers."""
 SMALL = [
@@ -217,6 +222,23 @@ def test_operands_stored_by_rows_and_by_columns(
     a, b = (rng.integers(-5, 6, shape).astype(name) for shape in ((45, 149), (149, 101)))
     for x, y in itertools.product((a, np.asfortranarray(a), a[::-1]), (b, np.asfortranarray(b), b[:, ::-1])):
         np.testing.assert_array_equal(times(x, y, np.empty((45, 101), name)), x @ y)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+def test_amx_takes_operands_stored_any_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All edges of tiles and of what one instruction takes of k, several panels, and any c."""
+    dtype = as_dtype(name)
+    if {"bfloat16": AMX_BFLOATS, "int8": AMX_BYTES}[name] not in host().dots:
+        pytest.skip("this processor has no AMX, or the system does not grant it")
+    rng, summed = np.random.default_rng(9), np.dtype("float32" if name == "bfloat16" else "int32")
+    shapes = (33, 35, 1), (64, 32, 64), (50, 81, 31), (49, 48, 33), (100, 130, 545), (47, 70, 1100)
+    for caches, (m, n, k) in itertools.product(((1 << 12, 1 << 16, 1 << 17), host().caches), shapes):
+        on(monkeypatch, replace(host(), caches=caches))
+        x, y = (rng.integers(-5, 6, shape).astype(dtype) for shape in ((m, k), (k, n)))
+        for a, b in itertools.product((x, np.asfortranarray(x), x[::-1]), (y, np.asfortranarray(y), y[:, ::-1])):
+            expected = a.astype(np.float64) @ b.astype(np.float64)
+            np.testing.assert_array_equal(times(a, b, np.full((m, n), 7, summed)), expected)
+            np.testing.assert_array_equal(times(a, b, np.full((n, m), 3, summed).T, alpha=2, beta=-1), 2 * expected - 3)
 
 
 VECTORS = {"avx512": (64, 32), "avx2": (32, 16), "sse2": (16, 16), "neon": (16, 32)}
@@ -286,7 +308,8 @@ def test_sums_are_no_longer_than_checks_take_for_granted(dtype: str) -> None:
         a[:, 0] = b[0] = 1
         found = (times(a, b, np.empty((40, 70), summed)).real.astype(np.float64) - 1) / tiny
         assert found.min() >= k - BLOCK_TERMS
-        assert found.max() <= k - BLOCK_TERMS // 4  # as much is lost, else this would show nothing
+        least = 16 if dtype == "bfloat16" and AMX_BFLOATS in host().dots else BLOCK_TERMS // 4
+        assert found.max() <= k - least  # as much is lost, else this would show nothing
 
 
 def test_few_rows_of_a_batch() -> None:
@@ -304,11 +327,19 @@ def test_few_rows_of_a_batch() -> None:
     ("sse2", ""), ("avx2", "+avx2,+fma"), ("avxvnni", "+avx2,+fma,+avxvnni"),
     ("avx512", "+avx2,+fma,+avx512f,+avx512bw,+avx512dq,+avx512vl"),
     ("avx512vnni", "+avx2,+fma,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni"),
+    ("amx", "+avx2,+fma,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni,+amx-tile,+amx-int8,+amx-bf16"),
 ])
 def test_the_set_is_chosen_by_what_the_processor_has(name: str, more: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CPU_FEATURES", f"+sse2,{more}".rstrip(","))
+    monkeypatch.setattr(processor, "grants_tiles", lambda: True)
     found = host.__wrapped__()
     assert (found.vector_bytes, found.registers, found.dots) == SETS[name]
+
+
+def test_amx_is_used_only_if_the_system_grants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+sse2,+avx512f,+avx512bw,+avx512dq,+avx512vl,+amx-tile,+amx-int8")
+    monkeypatch.setattr(processor, "grants_tiles", lambda: False)
+    assert host.__wrapped__().dots == {PAIRS}
 
 
 @pytest.mark.parametrize(("name", "has_it"), [("znver4", True), ("sapphirerapids", False)])

@@ -112,23 +112,23 @@ def _intrinsic(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) 
     """Call one of LLVM's functions on vectors."""
     suffix = {"float": "f32", "double": "f64"}[str(getattr(kind, "element", kind))]
     count = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
-    return _call(builder, f"{name}.{count}{suffix}", kind, *values)
+    return call(builder, f"{name}.{count}{suffix}", kind, *values)
 
 
 def ask(builder: ir.IRBuilder, place: Value, writes: int, locality: int) -> None:
     """Prefetch a line. writes: 1 if it will be written. locality: 3 for the first cache, 2 for the second."""
-    _call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, _WORD(writes), _WORD(locality), _WORD(1))
+    call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, _WORD(writes), _WORD(locality), _WORD(1))
 
 
 def fence(builder: ir.IRBuilder) -> None:
     """Order what was stored past the caches before what is stored from here on."""
     if builder.module.triple.startswith("x86"):  # where an ordinary fence may be one that leaves these out
-        _call(builder, "llvm.x86.sse.sfence", ir.VoidType())
+        call(builder, "llvm.x86.sse.sfence", ir.VoidType())
     else:
         builder.fence("seq_cst")
 
 
-def _call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Value:
+def call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Value:
     module = builder.module
     function = module.globals.get(name)
     if function is None:
@@ -141,9 +141,9 @@ def _dot(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> V
     code = DOTS[form.dot][form.lanes * 4]
     if form.dot != PAIRS:
         pair = (a, b) if form.panel_a != "int8" else (b, a)
-        return _call(builder, code, old.type, old, *pair)
+        return call(builder, code, old.type, old, *pair)
     halves = ir.VectorType(ir.IntType(16), 2 * form.lanes)
-    return builder.add(old, _call(builder, code, old.type, *(builder.bitcast(x, halves) for x in (a, b))))
+    return builder.add(old, call(builder, code, old.type, *(builder.bitcast(x, halves) for x in (a, b))))
 
 
 # -- the tile ---------------------------------------------------------------------------------------
@@ -379,9 +379,7 @@ class Tile:
             return row
         half = self.rows * self.vectors
         other = sums[half + i * self.vectors : half + (i + 1) * self.vectors]
-        turns = [lane + part * form.lanes for lane in range(form.lanes) for part in (0, 1)]
-        mask = ir.Constant(ir.VectorType(_WORD, len(turns)), turns)
-        return [self.builder.shuffle_vector(re, im, mask) for re, im in zip(row, other, strict=True)]
+        return [_woven(self.builder, [re, im]) for re, im in zip(row, other, strict=True)]
 
 
 # -- packing ----------------------------------------------------------------------------------------
@@ -414,21 +412,41 @@ def signed(builder: ir.IRBuilder, sign: Value, kind: ir.Type) -> Value:
 
 
 def copy(
-    builder: ir.IRBuilder, form: Form, source: Value, others: Value, target: Value, width: int, cell: ir.Type
+    builder: ir.IRBuilder, form: Form, source: Value, others: Value, along: Value, target: Value, width: int,
+    element: ir.Type,
 ) -> None:
-    """Copy cells that lie side by side; see `gathered`."""
-    vector = ir.VectorType(cell, width)
-    made = gathered(builder, form, others, lambda offset: load(builder, at(builder, source, offset, vector), vector))
-    builder.store(made, at(builder, target, 0, vector), align=1)
+    """Copy a step of `width` cells from lines that are `along` bytes apart, one for each element of a cell."""
+    vector = ir.VectorType(element, width)
+
+    def line(q: int) -> Value:
+        start = builder.mul(along, _INDEX(q))
+
+        def load_at(offset: Value) -> Value:
+            return load(builder, at(builder, source, builder.add(start, offset), vector), vector)
+
+        return gathered(builder, form, others, load_at)
+
+    made = _woven(builder, [line(q) for q in range(form.neighbours)])
+    builder.store(made, at(builder, target, 0, made.type), align=1)
+
+
+def _woven(builder: ir.IRBuilder, lines: list[Value]) -> Value:
+    """Return the first element of every line, then the second of every line, and so on; lines are a power of two."""
+    if len(lines) == 1:
+        return lines[0]
+    even, odd = _woven(builder, lines[::2]), _woven(builder, lines[1::2])
+    turns = [place + part * even.type.count for place in range(even.type.count) for part in (0, 1)]
+    return builder.shuffle_vector(even, odd, ir.Constant(ir.VectorType(_WORD, len(turns)), turns))
 
 
 def transpose(
     builder: ir.IRBuilder, form: Form, source: Value, others: Value, across: Value, target: Value, width: int,
-    cell: ir.Type, size: int, lanes: int,
+    cell: ir.Type, size: int, lanes: int, turned: bool,
 ) -> None:
     """Store `lanes` steps of `width` cells, one behind the other, from lines of cells that are `across` bytes apart.
 
-    It writes whole vectors, so that up to a vector behind the last step is overwritten. size: bytes of a cell.
+    It writes whole vectors, so that up to a vector behind the last step is overwritten. size: bytes of a cell. turned:
+    store the lines as they are.
     """
     vector = ir.VectorType(cell, lanes)
     nothing = ir.Constant(vector, ir.Undefined)
@@ -441,11 +459,25 @@ def transpose(
 
         return gathered(builder, form, others, load_at)
 
-    for first in reversed(range(0, width, lanes)):  # what overwrites the beginning of the next step comes before it
+    for j in range(width) if turned else ():
+        builder.store(line(j), at(builder, target, j * lanes * size, vector), align=1)
+    starts = () if turned else reversed(range(0, width, lanes))
+    for first in starts:  # what overwrites the beginning of the next step comes before it
         lines = [line(j) for j in range(first, width)[:lanes]]
         lines += [nothing] * (lanes - len(lines))
         for step, made in enumerate(_transposed(builder, lines)):
             builder.store(made, at(builder, target, (step * width + first) * size, vector), align=1)
+
+
+def turn(builder: ir.IRBuilder, place: Value, width: int, lanes: int) -> None:
+    """Transpose `lanes` lines of `width` words, in place."""
+    vector = ir.VectorType(_WORD, lanes)
+    lines = [
+        [load(builder, at(builder, place, 4 * (j * width + first), vector), vector) for j in range(lanes)]
+        for first in range(0, width, lanes)
+    ]
+    for n, made in enumerate(made for square in lines for made in _transposed(builder, square)):
+        builder.store(made, at(builder, place, n * 4 * lanes, vector), align=1)
 
 
 def _transposed(builder: ir.IRBuilder, lines: list[Value]) -> list[Value]:

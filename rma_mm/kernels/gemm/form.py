@@ -15,7 +15,7 @@ from rma_mm.classes import dataclass
 from rma_mm.elements.dtypes import BFLOAT16, accumulator
 from rma_mm.elements.semiring import Semiring
 from rma_mm.errors import AlgorithmError
-from rma_mm.kernels.gemm.cpu import BFLOATS, BYTES, PAIRS, PAIRS_ADDED, STEPS, Cpu
+from rma_mm.kernels.gemm.cpu import AMX_BFLOATS, AMX_BYTES, BFLOATS, BYTES, PAIRS, PAIRS_ADDED, STEPS, Cpu
 
 Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
@@ -78,6 +78,15 @@ class Form:
         return STEPS[self.dot]
 
     @property
+    def is_amx(self) -> bool:
+        return self.dot in (AMX_BYTES, AMX_BFLOATS)
+
+    @property
+    def neighbours(self) -> int:
+        """Steps of k that lie side by side in a panel: as many as fill a word, where an instruction takes several."""
+        return 1 if self.group == 1 else 4 // np.dtype(self.panel_b).itemsize
+
+    @property
     def columns(self) -> int:
         return self.vectors * self.lanes
 
@@ -138,10 +147,15 @@ def form_of(
         raise AlgorithmError(no_code(semiring, c))
     if pair == ARITHMETIC:
         if takes_bytes(a, b, c, cpu):
+            if AMX_BYTES in cpu.dots:
+                return _amx(AMX_BYTES, a.name, b.name, "int32")
             return _bytes(a.kind, b.kind, cpu) if BYTES in cpu.dots else _pairs(cpu)
         if PAIRS in cpu.dots and a.kind in "iu" and a.itemsize == b.itemsize == c.itemsize == 2:
             return _pairs(cpu)
-        if safe and BFLOATS in cpu.dots and a == b == BFLOAT16 and c == np.float32:
+        is_bfloat = safe and a == b == BFLOAT16 and c == np.float32
+        if is_bfloat and AMX_BFLOATS in cpu.dots:
+            return _amx(AMX_BFLOATS, "uint16", "uint16", "float32")
+        if is_bfloat and BFLOATS in cpu.dots:
             return _tiled(cpu, "float32", pair, "uint16", "uint16", "as it is", "as it is", dot=BFLOATS)
         if c.kind == "c":
             part = "float32" if c.itemsize == 8 else "float64"
@@ -224,6 +238,11 @@ def _pairs(cpu: Cpu) -> Form:
     """
     dot = PAIRS_ADDED if PAIRS_ADDED in cpu.dots else PAIRS
     return _tiled(cpu, "int32", ARITHMETIC, "int16", "int16", "as it is", "as it is", dot=dot)
+
+
+def _amx(dot: str, panel_a: str, panel_b: str, total: str) -> Form:
+    """Return the form whose tile is 2 × 2 registers of AMX."""
+    return Form(*ARITHMETIC, panel_a, panel_b, total, "as it is", "as it is", rows=32, vectors=2, lanes=16, dot=dot)
 
 
 def reading(dtype: np.dtype[Any]) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from rma_mm.kernels.gemm.form import ADDS, OVERWRITES, SCALARS, SCALES, STREAMS
 from rma_mm.kernels.gemm.memory import (
     combined,
+    configure,
     copy,
     element,
     fence,
@@ -28,6 +29,7 @@ from rma_mm.kernels.gemm.memory import (
     number,
     put,
     read,
+    release,
     set_word,
     short_tile,
     stored,
@@ -35,6 +37,8 @@ from rma_mm.kernels.gemm.memory import (
     tile,
     times,
     transpose,
+    turn,
+    turns,
     whole_tile,
     word,
 )
@@ -66,21 +70,27 @@ def copy_line(side, source, others, along, flips, steps, stride, target):
         fill(side, target, g * stride, value)
 
 
+@subroutine(only=turns)
+def turn_rest(side, first, steps, stride, target):
+    """Store row by row what was not from the beginning."""
+    for g in range(first, steps, side.steps):
+        turn(side, moved(target, g * stride))
+
+
 @_compiled
 def copy_sliver(side, source, others, across, along, flips, here, depth, stride, target):
     """Fill one plane of a sliver, or all of it."""
-    steps = depth // side.group
+    steps, first = depth // side.group, 0
     if across == side.item:
         for g in range(steps):
             line, place = moved(source, g * side.group * along), moved(target, g * stride)
-            if side.square != 0 and side.group == 1 and here == side.width:
-                copy(side, line, others, place)
+            if side.square != 0 and here == side.width:
+                copy(side, line, others, along, place)
             elif here == side.width:
                 copy_cells(side, line, others, side.item, along, flips, side.width, side.group, place)
             else:
                 copy_cells(side, line, others, side.item, along, flips, here, side.group, place)
     elif along == side.item:
-        first = 0
         if side.square != 0 and here == side.width:
             first = steps // side.square * side.square
             for g in range(0, first, side.square):
@@ -99,6 +109,7 @@ def copy_sliver(side, source, others, across, along, flips, here, depth, stride,
         line = moved(source, steps * side.group * along)
         rest = depth - steps * side.group
         copy_cells(side, line, others, across, along, flips, here, rest, moved(target, steps * stride))
+    turn_rest(side, first, (depth + side.group - 1) // side.group, stride, target)
 
 
 @subroutine(only=lambda side: side.form.planes == 2)
@@ -125,6 +136,13 @@ def correct(side, source, across, along, here, depth, head):
         set_word(head, 4 * j, word(head, 4 * j) * side.correction)
 
 
+@numba.njit(inline="always")
+def steps_of(side, depth):
+    """Return how many steps of `side.group` elements a sliver has: as many as whole instructions take."""
+    unit = side.group * side.steps
+    return (depth + unit - 1) // unit * side.steps
+
+
 @_compiled
 def pack(side, source, others, across, along, flips, extent, depth, panel):
     """Pack `extent` × `depth` elements into slivers of `side.width`, padded with zeros.
@@ -132,10 +150,9 @@ def pack(side, source, others, across, along, flips, extent, depth, panel):
     others: see `memory.read`. across, along: from one element to the next within a step, and from step to step.
     flips: conjugate.
     """
-    steps = (depth + side.group - 1) // side.group
     stride = side.cell * side.width * side.parts
-    sliver = side.head + steps * stride
-    run = max(1, RUN // side.terms) * side.group if across == side.item else depth
+    sliver = side.head + steps_of(side, depth) * stride
+    run = max(side.steps, RUN // side.terms) * side.group if across == side.item else depth
     for begin in range(0, depth, run):
         some = min(run, depth - begin)
         for first in range(0, extent, side.width):
@@ -143,8 +160,8 @@ def pack(side, source, others, across, along, flips, extent, depth, panel):
             head = moved(panel, (first // side.width) * sliver)
             source_here = moved(source, first * across + begin * along)
             body = moved(head, side.head + begin // side.group * stride)
-            if here < side.width:
-                clear(body, (some + side.group - 1) // side.group * stride)
+            if here < side.width or steps_of(side, some) > (some + side.group - 1) // side.group:
+                clear(body, steps_of(side, some) * stride)
             copy_sliver(side, source_here, others, across, along, False, here, some, stride, body)
             part, plane = moved(source_here, side.part), moved(body, side.width * side.cell)
             copy_imaginary(side, part, others, across, along, flips, here, some, stride, plane)
@@ -255,12 +272,14 @@ def multiply(
     terms than one, m, n and k are the extents of submatrices, and the scalars are followed by those with the opposite
     alpha, and by `fast.table`.
     """
+    configure(sums)
     for q in range(count):
         one(
             sums, left, right, moved(a, q * a_step), a_row, a_col, a_flips, moved(b, q * b_step), b_row, b_col, b_flips,
             moved(c, q * c_step), c_row, c_col, m, n, k, mode, plain, scalars, block_m, block_n, block_k,
             panel_a, panel_b, spare,
         )
+    release(sums)
     if mode == STREAMS:
         fence()
 
@@ -276,8 +295,8 @@ def one(
     for p in range(0, k, block_k):
         depth, how = min(block_k, k - p), mode if p == 0 else ADDS
         cells = (depth + sums.group - 1) // sums.group
-        sliver_a = cells * left.cell * left.width * left.parts
-        sliver_b = right.head + cells * right.cell * right.width * right.parts
+        sliver_a = cells * left.steps * left.cell * left.width * left.parts
+        sliver_b = right.head + cells * right.steps * right.cell * right.width * right.parts
         for j in range(0, n, block_n):
             columns = min(block_n, n - j)
             for r in range(products):
@@ -299,14 +318,23 @@ def one(
 
 def least_exponents(source, step, row, col, count, rows, columns, out):
     """Set `out` to the least exponent of nonzero elements, as bfloat16 stores it; 256 if all are zero."""
-    least = numba.int32(256)
+    least = numba.uint16(0xFFFF)
     for q in range(count):
         for i in range(rows):
-            for j in range(columns):
-                bits = numba.int32(half(source, q * step + i * row + j * col)) & 0x7FFF
-                exponent = bits >> 7 if bits != 0 else 256
-                least = min(least, exponent)
-    set_word(out, 0, least)
+            line = moved(source, q * step + i * row)
+            if col == 2:
+                least = least_bits(line, 2, columns, least)
+            else:
+                least = least_bits(line, col, columns, least)
+    set_word(out, 0, 256 if least == 0xFFFF else (numba.int32(least) + 1) >> 7)
+
+
+@numba.njit(inline="always")
+def least_bits(line, col, columns, least):
+    """Return the least of the bits of elements without their signs, minus 1, so that those of zeros are the most."""
+    for j in range(columns):
+        least = min(least, numba.uint16((half(line, j * col) & numba.uint16(0x7FFF)) - numba.uint16(1)))
+    return least
 
 
 def specials(side, source, step, row, col, count, rows, columns, out):

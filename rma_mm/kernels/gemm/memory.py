@@ -14,7 +14,7 @@ from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic, models, register_model
 
-from rma_mm.kernels.gemm import emit, emit_few
+from rma_mm.kernels.gemm import emit, emit_amx, emit_few
 from rma_mm.kernels.gemm.form import Form
 
 types: Any = numba.types
@@ -54,8 +54,13 @@ def _width(side: Any) -> int:
 
 def _square(side: Any) -> int:
     form, item = side.form, np.dtype(side.panel).itemsize
-    is_copied = side.read == "as it is" and side.source == side.panel and form.group * item in (4, 8)
-    return form.lanes * np.dtype(form.total).itemsize // (form.group * item) if is_copied else 0
+    is_copied = side.read == "as it is" and side.source == side.panel and form.neighbours * item in (4, 8)
+    return form.lanes * np.dtype(form.total).itemsize // (form.neighbours * item) if is_copied else 0
+
+
+def turns(side: Any) -> bool:
+    """True for a panel whose steps are stored row by row, as AMX takes them from a."""
+    return bool(side.form.is_amx and side.operand == "a")
 
 
 _SUM: dict[str, Callable[[Any], int]] = {
@@ -76,12 +81,13 @@ _SUM: dict[str, Callable[[Any], int]] = {
 }
 _SIDE: dict[str, Callable[[Any], int]] = {
     "width": _width,
-    "group": lambda side: side.form.group,
+    "group": lambda side: side.form.neighbours,
+    "steps": lambda side: side.form.group // side.form.neighbours,  # that an instruction takes
     "parts": lambda side: side.form.planes,
     "terms": lambda side: side.form.terms,
     "item": lambda side: np.dtype(side.source).itemsize * (2 if side.read == "complex" else 1),
     "part": lambda side: np.dtype(side.source).itemsize,
-    "cell": lambda side: side.form.group * np.dtype(side.panel).itemsize,
+    "cell": lambda side: side.form.neighbours * np.dtype(side.panel).itemsize,
     "square": _square,  # cells of a vector, where squares of them are packed as they are; else 0
     "head": lambda side: side.form.head if side.operand == "b" else 0,
     "correction": lambda side: side.form.correction if side.operand == "b" else 0,
@@ -188,7 +194,7 @@ def read(typing: Any, side: Any, source: Any, others: Any, offset: Any, along: A
             return emit.gathered(builder, form, others, one)
         word, bits = context.get_data_type(types.uint32), np.dtype(side.panel).itemsize * 8
         total = word(0)
-        for q in range(form.group):
+        for q in range(form.neighbours):
             inside = builder.icmp_signed("<", left.type(q), left)
             step = builder.select(inside, builder.mul(along, along.type(q)), along.type(0))
             value = builder.zext(one(step), word)
@@ -225,22 +231,36 @@ def transpose(typing: Any, side: Any, source: Any, others: Any, across: Any, tar
         if lanes := _square(side):
             _, source, others, across, target = args
             cell, size = _cell(side), _SIDE["cell"](side)
-            emit.transpose(builder, side.form, source, others, across, target, _width(side), cell, size, lanes)
+            facts = _width(side), cell, size, lanes, turns(side)
+            emit.transpose(builder, side.form, source, others, across, target, *facts)
         return context.get_dummy_value()
 
     return types.void(side, source, others, types.int64, target), generate
 
 
 @function
-def copy(typing: Any, side: Any, source: Any, others: Any, target: Any) -> Any:
-    """Pack a step of a sliver whose cells lie side by side in the source."""
+def turn(typing: Any, side: Any, place: Any) -> Any:
+    """Store a step of AMX row by row, which was packed as others are."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if turns(side):
+            emit.turn(builder, args[1], _width(side), emit_amx.SQUARE)
+        return context.get_dummy_value()
+
+    return types.void(side, place), generate
+
+
+@function
+def copy(typing: Any, side: Any, source: Any, others: Any, along: Any, target: Any) -> Any:
+    """Pack a step of a sliver whose cells lie side by side in the source, in lines that are `along` bytes apart."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _square(side):
-            emit.copy(builder, side.form, args[1], args[2], args[3], _width(side), _cell(side))
+            element = emit.type_of(side.panel if side.form.terms > 1 else f"int{8 * np.dtype(side.panel).itemsize}")
+            emit.copy(builder, side.form, args[1], args[2], args[3], args[4], _width(side), element)
         return context.get_dummy_value()
 
-    return types.void(side, source, others, target), generate
+    return types.void(side, source, others, types.int64, target), generate
 
 
 @function
@@ -329,13 +349,17 @@ def combined(typing: Any, sums: Any, old: Any, new: Any) -> Any:
     return old(sums, old, old), generate
 
 
+def _tile_of(form: Form) -> type[emit.Tile]:
+    return emit_amx.AmxTile if form.is_amx else emit.Tile
+
+
 def _tile(extents: Callable[[Form], tuple[int, int]]) -> Any:
     """tile(sums, sliver of a, sliver of b, out, bytes between its rows, cells of k, mode of out)."""
 
     @function
     def tile(typing: Any, sums: Any, a: Any, b: Any, out: Any, stride: Any, depth: Any, mode: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            made = emit.Tile(builder, sums.form, args[1], args[2], args[3], args[4], *extents(sums.form))
+            made = _tile_of(sums.form)(builder, sums.form, args[1], args[2], args[3], args[4], *extents(sums.form))
             made.emit(args[5], args[6])
             return context.get_dummy_value()
 
@@ -379,7 +403,7 @@ def whole_tile(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, a, b, out, targets, stride, depth, mode = args
-        made = emit.Tile(builder, sums.form, a, b, out, stride, sums.form.rows, sums.form.vectors)
+        made = _tile_of(sums.form)(builder, sums.form, a, b, out, stride, sums.form.rows, sums.form.vectors)
         if sums.form.terms == 1:
             made.emit(depth, mode)
         else:
@@ -393,6 +417,24 @@ tile = _tile(lambda form: (form.rows, form.vectors))
 narrow_tile = _tile(lambda form: (form.rows, 1))
 short_tile = _tile(lambda form: (form.short, form.vectors))
 """The innermost kernel, and the same for one vector of each row, and for half of the rows."""
+
+
+def _around(emitted: Callable[[Any], None]) -> Any:
+    """around(sums): what comes before, or after, all tiles of AMX."""
+
+    @function
+    def around(typing: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            if sums.form.is_amx:
+                emitted(builder)
+            return context.get_dummy_value()
+
+        return types.void(sums), generate
+
+    return around
+
+
+configure, release = _around(emit_amx.configure), _around(emit_amx.release)
 
 
 @function
