@@ -220,7 +220,8 @@ def repeated(sums, a, b, out, stride, depth, count):  # type: ignore[no-untyped-
 @cache
 def peak(form: Form) -> float:
     """10⁹ operations a second of the innermost kernel in the first-level cache; the best of some samples."""
-    size, cells, count = types.int64, 64, 2000
+    step = form.columns * form.group * form.panel_bytes("b")
+    size, cells, count = types.int64, min(64, (1 << 14) // step), 2000
     kinds_of = (SumType(form, form.total), BYTES, BYTES, BYTES, size, size, size)
     address, whole = ctypes.c_void_p, ctypes.c_int64
     facts = form, repeated.__code__.co_code

@@ -107,6 +107,24 @@ def test_bfloat16_keeps_subnormals(scales: tuple[float, float], dot: str, monkey
     assert (abs(c - wide) <= 60 * 2.0**-24 * size + 2.0**-149).all()
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_sums_are_rounded_once_to_16_bits(name: str) -> None:
+    """As NumPy rounds them: subnormals, halfway cases, and what becomes infinite; old values of c enter before."""
+    ends = np.arange(1 << 16, dtype=np.uint32) << 16
+    bits = np.concatenate([ends | low for low in (0, 1, 0x0FFF, 0x1000, 0x7FFF, 0x8000, 0xC000, 0xFFFF)])
+    bits = np.concatenate([bits, np.arange(0x33000000, 0x39000000, 997, dtype=np.uint32)])
+    values = bits.view(np.float32)
+    values = values[np.isfinite(values)]
+    x, dtype = values[: len(values) // 64 * 64].reshape(-1, 64), as_dtype(name)
+    c = times(x, np.eye(64, dtype=np.float32), np.empty(x.shape, dtype))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(c, x.astype(dtype))
+    a = np.ones((64, 64), np.float32)
+    a[0, 0], a[1, 0] = np.inf, np.nan
+    c = times(a, a, np.ones((64, 64), dtype), alpha=0.5, beta=3)
+    assert np.isinf(c[0, 1]) and np.isnan(c[1, 1]) and c[2, 1] == 35
+
+
 @st.composite
 def semiring_cases(draw: st.DrawFn) -> tuple[str, NDArray[Any], NDArray[Any], NDArray[Any], int]:
     name, dtype = draw(st.sampled_from(ORDERED))

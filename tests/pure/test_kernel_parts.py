@@ -19,6 +19,7 @@ from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, OptionError, 
 from rma_mm.kernels import blas, elementwise, threads
 from rma_mm.kernels.choice import choice, rates
 from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.kernels.gemm.cpu import host
 from tests.thorough import nightly, usually
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
@@ -251,7 +252,7 @@ def test_matmul_refuses() -> None:
 def test_scratch_bytes() -> None:
     f4, f2, i4 = (np.dtype(t) for t in ("f4", "f2", "i4"))
     assert kernels.scratch_bytes(2048, 2048, 2048, f4, f4, f4, "blas") == 0
-    most = 18 * threads.get_threads() << 20
+    most = threads.get_threads() * ((16 << 20) + 2 * host().caches[1])
     assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, f2, f2, f4, "blas") <= (8 << 20) + (64 << 10)
     assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, f2, f2, f4, "numba") <= most
     assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, i4, i4, i4) <= most

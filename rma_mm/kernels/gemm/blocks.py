@@ -37,8 +37,13 @@ class Blocks:
         return self.bytes_a + self.bytes_b + self.bytes_tile
 
 
-def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
-    """Blocks for a product of this size: equal ones, as large as the caches allow."""
+def may_be_whole(form: Form, k: int, cpu: Cpu) -> bool:
+    """True if a sliver of b leaves most of the second level to a, though k is not cut."""
+    return form.columns * k * form.panel_bytes("b") <= cpu.caches[1] // 4
+
+
+def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu, whole: bool = False) -> Blocks:
+    """Blocks for a product of this size: equal ones, as large as the caches allow. whole: k is not cut."""
     cell_a, cell_b, size = form.panel_bytes("a"), form.panel_bytes("b"), np.dtype(form.total).itemsize
     _, second, third = cpu.caches
     # slivers of b of a quarter of the second level, from which they stream: the longer they are, the less c is touched
@@ -48,7 +53,7 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
         usual, most_a = max(64, second // 16 // (form.columns * cell_b)), second // 4
     elif form.terms == 1 and m * min(k, usual // 2) * cell_a <= second:  # all rows of a are one panel, packed once
         usual, most_a, most_b = usual // 2, 2 * second, 2 * second
-    depth = _equal(k, usual, 4 * form.group)
+    depth = _equal(k, k if whole else usual, 4 * form.group)
     rows = _equal(m, max(form.rows, most_a // (depth * cell_a)), form.rows)
     columns = _equal(n, max(form.columns, most_b // (depth * cell_b)), form.columns)
     cells = -(-depth // form.group) * form.group

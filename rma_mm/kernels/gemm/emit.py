@@ -525,6 +525,34 @@ def read_float16(builder: ir.IRBuilder, value: Value) -> Value:
     return builder.bitcast(builder.or_(scaled, sign), kind)
 
 
+def write_bfloat16(builder: ir.IRBuilder, value: Value) -> Value:
+    """The bits of the nearest bfloat16, or of the even one of two, from a float32."""
+    bits = builder.bitcast(value, _WORD)
+    odd = builder.and_(builder.lshr(bits, _WORD(16)), _WORD(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, _WORD(0x7FFF))), _WORD(16))
+    nan = builder.or_(builder.lshr(bits, _WORD(16)), _WORD(0x7FC0))
+    return builder.trunc(builder.select(builder.fcmp_unordered("uno", value, value), nan, rounded), ir.IntType(16))
+
+
+def write_float16(builder: ir.IRBuilder, value: Value) -> Value:
+    """The bits of the nearest float16, from a float32: by an addition that rounds, where they are subnormal."""
+    bits = builder.bitcast(value, _WORD)
+    absolute = builder.and_(bits, _WORD(0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(absolute, _WORD(13)), _WORD(1))
+    moved = builder.sub(builder.add(absolute, builder.add(odd, _WORD(0xFFF))), _WORD(112 << 23))
+    least = builder.fadd(builder.bitcast(absolute, value.type), value.type(0.5))
+    made = builder.select(
+        builder.icmp_unsigned("<", absolute, _WORD(113 << 23)),
+        builder.sub(builder.bitcast(least, _WORD), _WORD(126 << 23)), builder.lshr(moved, _WORD(13)),
+    )
+    made = builder.select(builder.icmp_unsigned(">=", absolute, _WORD(143 << 23)), _WORD(0x7C00), made)
+    made = builder.select(builder.icmp_unsigned(">", absolute, _WORD(255 << 23)), _WORD(0x7E00), made)
+    sign = builder.and_(builder.lshr(bits, _WORD(16)), _WORD(0x8000))
+    return builder.trunc(builder.or_(made, sign), ir.IntType(16))
+
+
+WRITES = {"bfloat16": write_bfloat16, "float16": write_float16}
+"""Elements of c that sums in float32 are rounded to: the function that returns their bits."""
 READS: dict[str, tuple[str, Callable[[ir.IRBuilder, Value], Value]]] = {
     "truth": ("uint8", read_truth), "float16": ("float32", read_float16), "bfloat16": ("float32", read_bfloat16),
 }

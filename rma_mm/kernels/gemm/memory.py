@@ -63,6 +63,11 @@ def turns(side: Any) -> bool:
     return bool(side.form.is_amx and side.operand == "a")
 
 
+def _bits(sums: Any) -> str:
+    """Return the type as which Numba holds elements of c."""
+    return "uint16" if sums.stored in emit.WRITES else str(sums.stored)
+
+
 _SUM: dict[str, Callable[[Any], int]] = {
     "rows": lambda sums: sums.form.rows,
     "short": lambda sums: sums.form.short,
@@ -74,7 +79,7 @@ _SUM: dict[str, Callable[[Any], int]] = {
     "steps": lambda sums: sums.form.steps,
     "group": lambda sums: sums.form.group,
     "parts": lambda sums: sums.form.planes,
-    "item": lambda sums: np.dtype(sums.stored).itemsize,
+    "item": lambda sums: np.dtype(_bits(sums)).itemsize,
     "terms": lambda sums: sums.form.terms,
     "total": lambda sums: np.dtype(sums.form.total).itemsize,
     "direct": lambda sums: sums.stored == sums.form.total,
@@ -314,20 +319,24 @@ def load_sum(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
 @function
 def stored(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
     """Return an element of c, in the type of the sums."""
-    kind, total = numba_type(sums.stored), numba_type(sums.form.total)
+    kind, total = numba_type(_bits(sums)), numba_type(sums.form.total)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.cast(builder, _element(context, builder, args[1], args[2], kind), kind, total)
+        value = _element(context, builder, args[1], args[2], kind)
+        if sums.stored in emit.WRITES:
+            return emit.READS[sums.stored][1](builder, value)
+        return context.cast(builder, value, kind, total)
 
     return total(sums, address, types.int64), generate
 
 
 @function
 def put(typing: Any, sums: Any, address: Any, offset: Any, value: Any) -> Any:
-    kind = numba_type(sums.stored)
+    kind, write = numba_type(_bits(sums)), emit.WRITES.get(sums.stored)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _store(context, builder, args[1], args[2], context.cast(builder, args[3], value, kind), kind)
+        made = write(builder, args[3]) if write else context.cast(builder, args[3], value, kind)
+        _store(context, builder, args[1], args[2], made, kind)
         return context.get_dummy_value()
 
     return types.void(sums, address, types.int64, value), generate

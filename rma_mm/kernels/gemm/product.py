@@ -15,7 +15,7 @@ from rma_mm.elements.dtypes import accumulator, is_half
 from rma_mm.elements.semiring import Semiring
 from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
 from rma_mm.kernels.compiling import Source, compiled
-from rma_mm.kernels.gemm.blocks import MOST_KEPT, PANELS, Blocks, blocks_of, few_blocks
+from rma_mm.kernels.gemm.blocks import MOST_KEPT, PANELS, Blocks, blocks_of, few_blocks, may_be_whole
 from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import (
     ACROSS,
@@ -93,7 +93,7 @@ def storage(dtype: np.dtype[Any], ordered: bool) -> str:
 def bind_numba(problem: LocalOperands) -> Product:
     """Return the product by generated code, for every supported type; compiles here, not in the first call."""
     a, b, c = (x.dtype for x in (problem.a, problem.b, problem.c))
-    blocking = plan_numba(a, b, c)
+    blocking = None if _rounds(problem.semiring, *problem.sizes, a, b, c) else plan_numba(a, b, c)
     if blocking is not None:
         _compile_all(problem.semiring, blocking.types(a, b, c), min(problem.sizes[:2]))
         return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring))
@@ -117,12 +117,25 @@ def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking
 
 
 @lru_cache(maxsize=1024)
+def _rounds(
+    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]
+) -> bool:
+    """True if a sum is complete when it is stored, and is rounded there to the 16 bits of c."""
+    working = accumulator(c)
+    if not is_half(c) or a != b or (a != working and not is_half(a)) or min(m, n) <= FEW:
+        return False
+    return all(may_be_whole(form_of(semiring, a, b, working, host(), safe), k, host()) for safe in (True, False))
+
+
+@lru_cache(maxsize=1024)
 def _scratch_of(
     semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int,
     levels: int, threads: int,
 ) -> int:
-    blocking, outer = plan_numba(a, b, c), 0
-    if blocking is not None:
+    blocking, outer, rounds = plan_numba(a, b, c), 0, _rounds(semiring, m, n, k, a, b, c)
+    if rounds:
+        c = accumulator(c)
+    elif blocking is not None:
         outer = blocking.scratch_bytes(m, n, k, count)
         m, n, k = blocking.block(m, n, k)
         a, b, c = blocking.types(a, b, c)
@@ -133,7 +146,7 @@ def _scratch_of(
             packing = [form_of(semiring, x, y, c, host(), safe) for safe in (True, False)]
             reading = [few_rows(height, x, y, c, host(), way) for way in (ACROSS, ALONG) if height <= FEW]
             sizes = [
-                blocks_of(form, height >> cut, width >> cut, k >> cut, host())
+                blocks_of(form, height >> cut, width >> cut, k >> cut, host(), rounds)
                 for form in packing for cut in range(levels + 1)
             ]
             sizes += [few_blocks(form, height, width, k, host()) for form in reading if form is not None]
@@ -158,10 +171,11 @@ _scratch = Scratch()
 def _code_of(
     semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], safe: bool
 ) -> tuple[Form, Callable[..., None]]:
-    form = form_of(semiring, a, b, c, host(), safe)
+    form = form_of(semiring, a, b, accumulator(c), host(), safe)
     ordered = not form.is_arithmetic
     widens = form.dot != "" and a.itemsize == 1  # the products of bytes are wider, so that their signs matter
-    return form, code(form, storage(a, ordered or widens), storage(b, ordered or widens), storage(c, ordered))
+    stored = c.name if is_half(c) else storage(c, ordered)
+    return form, code(form, storage(a, ordered or widens), storage(b, ordered or widens), stored)
 
 
 def _compile_all(semiring: Semiring, dtypes: tuple[np.dtype[Any], ...], rows: int) -> None:
@@ -223,7 +237,8 @@ def _call(
 ) -> Call:
     form, loops = _code_of(semiring, a.dtype, b.dtype, c.dtype, safe)
     (m, n), k = c.shape[-2:], a.shape[-1]
-    return bound_loops(form, loops, blocks_of(form, m, n, k, host()), a, b, c, alpha, beta, conj_a, conj_b)
+    blocks = blocks_of(form, m, n, k, host(), whole=is_half(c.dtype))
+    return bound_loops(form, loops, blocks, a, b, c, alpha, beta, conj_a, conj_b)
 
 
 def bound_loops(
@@ -233,7 +248,7 @@ def bound_loops(
     """Return the call of the loops of a form for a product. table: of a fast one."""
     m, n, k = (extent // form.terms for extent in (*c.shape[-2:], a.shape[-1]))
     mode = SCALES if beta not in (0, 1) else ADDS if beta else STREAMS if _streams(form, blocks, c, k) else OVERWRITES
-    scalars = np.array([alpha, beta], c.dtype)
+    scalars = np.array([alpha, beta], accumulator(c.dtype))
     if c.dtype.kind in "biu":
         scalars = scalars.astype(form.total)
     if table is not None:
