@@ -241,6 +241,8 @@ class EpilogueTile:
         is_apart = not _is_same(self.result, c)
         if not (self.changes or is_apart):
             return _nothing
+        if not self.changes:
+            return partial(cast, c, self.result)
         whole = self._compiled(c)
         if whole is None:
             return partial(self._by_numpy, c, is_apart)

@@ -36,7 +36,7 @@ class CostModel:
     """Prices of a product: the machine, and the types, kernel and windows that it uses."""
 
     machine: Machine = TYPICAL
-    dtype: str = "float32"  # in which products are summed
+    dtype: str = "float32"  # of what is multiplied, or of the sums if that is what operands are converted to
     kernel: str = "blas"
     itemsize: int = 4  # bytes of an element of A and B
     accum_itemsize: int = 4  # bytes of an element of C while it is summed

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -45,7 +46,7 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
     Collective; measures the machine if needed. Raises MachineError for an invalid RMA_MM_MACHINE.
     """
     options = operands.options
-    dtype, kernel = operands.accum_dtype.name, priced(operands.kernel)
+    dtype, kernel = _multiplied(operands.operand_dtype, operands.accum_dtype), priced(operands.kernel)
     each = zip("ABC", (operands.a, operands.b, operands.c), strict=True)
     flavours = tuple((x, flavour_of(mesh, operand)) for x, operand in each)
     machine = machine_of(
@@ -58,6 +59,14 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
     machine = _with(machine, mesh.speeds, factors)
     reading = max(operands.a.reading, operands.b.reading)
     return CostModel(machine, dtype, kernel, max(sizes), operands.accum_dtype.itemsize, flavours, reading)
+
+
+def _multiplied(operands: np.dtype[Any] | None, summed: np.dtype[Any]) -> str:
+    """Return the type whose local products are priced: of operands that kernels take as they are, else of the sums."""
+    if operands is None:
+        return summed.name
+    is_bytes = operands.kind in "iu" and operands.itemsize == 1 and summed.kind in "iu" and summed.itemsize <= 4
+    return operands.name if is_bytes or accumulator(operands) == summed else summed.name
 
 
 def _may_measure(size: int, node_of: Sequence[int], algorithm: str, semiring: Semiring) -> bool:
@@ -109,11 +118,11 @@ def best_grid(
         prefer = prefer or preferred(os.environ)
     kernel = comm.bcast(kernel)
     machine = machine_of(
-        comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
+        comm, node_of, threads=threads, dtype=dtype.name, kernel=kernel,
         may_measure=_may_measure(comm.size, node_of, algorithm, ring), flavours=(flavour.name,),
     )
     flavours = tuple((x, flavour.name) for x in "ABC")
-    cost_model = CostModel(_with(machine, speeds), summed.name, kernel, dtype.itemsize, summed.itemsize, flavours)
+    cost_model = CostModel(_with(machine, speeds), dtype.name, kernel, dtype.itemsize, summed.itemsize, flavours)
     ours = flavour.loads_on_node
     return default_mesh(
         comm.size, shape, node_of, partial(priced_by, comm), algorithm=algorithm, cost_model=cost_model, prefer=prefer,
