@@ -417,17 +417,18 @@ def copy(
 ) -> None:
     """Copy a step of `width` cells from lines that are `along` bytes apart, one for each element of a cell."""
     vector = ir.VectorType(element, width)
-
-    def line(q: int) -> Value:
-        start = builder.mul(along, _INDEX(q))
-
-        def load_at(offset: Value) -> Value:
-            return load(builder, at(builder, source, builder.add(start, offset), vector), vector)
-
-        return gathered(builder, form, others, load_at)
-
-    made = _woven(builder, [line(q) for q in range(form.neighbours)])
+    starts = (builder.mul(along, _INDEX(q)) for q in range(form.neighbours))
+    made = _woven(builder, [_line(builder, form, source, others, start, vector) for start in starts])
     builder.store(made, at(builder, target, 0, made.type), align=1)
+
+
+def _line(builder: ir.IRBuilder, form: Form, source: Value, others: Value, start: Value, vector: ir.Type) -> Value:
+    """Return the vector that begins `start` bytes behind the source; see `gathered`."""
+
+    def load_at(offset: Value) -> Value:
+        return load(builder, at(builder, source, builder.add(start, offset), vector), vector)
+
+    return gathered(builder, form, others, load_at)
 
 
 def _woven(builder: ir.IRBuilder, lines: list[Value]) -> Value:
@@ -452,12 +453,7 @@ def transpose(
     nothing = ir.Constant(vector, ir.Undefined)
 
     def line(j: int) -> Value:
-        start = builder.mul(across, _INDEX(j))
-
-        def load_at(offset: Value) -> Value:
-            return load(builder, at(builder, source, builder.add(start, offset), vector), vector)
-
-        return gathered(builder, form, others, load_at)
+        return _line(builder, form, source, others, builder.mul(across, _INDEX(j)), vector)
 
     for j in range(width) if turned else ():
         builder.store(line(j), at(builder, target, j * lanes * size, vector), align=1)

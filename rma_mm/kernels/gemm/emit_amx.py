@@ -16,7 +16,7 @@ from rma_mm.kernels.gemm.form import Form
 SQUARE = 16  # rows of a register, and words in each
 WIDTH = 4 * SQUARE  # bytes of a row
 REGISTERS = 8
-A, B = 4, 6  # the first registers of a and of b; sums come before them
+_A, _B = 4, 6  # the first registers of a and of b; sums come before them
 _BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
 _CONFIGURATION = bytearray([1, *[0] * 15, *[WIDTH, 0] * REGISTERS, *[0] * 16, *[SQUARE] * REGISTERS, *[0] * 8])
 """The operand of `ldtilecfg`: palette 1, for each register the bytes of a row, then the rows of each."""
@@ -63,12 +63,12 @@ class AmxTile(Tile):
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         for t in range(self.rows // SQUARE):
-            self.on(A + t, "llvm.x86.tileloadd64", at(self.builder, ap, t * SQUARE * WIDTH, _BYTE), _INDEX(WIDTH))
+            self.on(_A + t, "llvm.x86.tileloadd64", at(self.builder, ap, t * SQUARE * WIDTH, _BYTE), _INDEX(WIDTH))
             for v in range(self.vectors):
                 if t == 0:
                     step = _INDEX(self.form.columns * 4)
-                    self.on(B + v, "llvm.x86.tileloadd64", at(self.builder, bp, v * WIDTH, _BYTE), step)
-                self.on(t * self.vectors + v, code_of(self.form), _BYTE(A + t), _BYTE(B + v))
+                    self.on(_B + v, "llvm.x86.tileloadd64", at(self.builder, bp, v * WIDTH, _BYTE), step)
+                self.on(t * self.vectors + v, code_of(self.form), _BYTE(_A + t), _BYTE(_B + v))
         return sums
 
     def stored_row(self, sums: list[Value], i: int) -> list[Value]:
