@@ -262,7 +262,7 @@ class EpilogueTile:
             part = self.part(*at)
             if part.work is not None:
                 part.work(c[at])
-            elif self.changes:
+            else:
                 activate(c[at], part._broadcast(), self.activation)
             if is_apart:
                 cast(c[at], part.result)
@@ -272,7 +272,7 @@ class EpilogueTile:
         return self.bias is not None or self.activation is not None or self.work is not None
 
     def _compiled(self, c: NDArray[Any]) -> Callable[[], None] | None:
-        if not (self.compiles and self.changes) or self.work is not None:
+        if not self.compiles or self.work is not None:
             return None
         return bind_compiled(c, self.bias, self.per, self.activation)
 

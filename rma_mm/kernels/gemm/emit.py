@@ -442,12 +442,11 @@ def _woven(builder: ir.IRBuilder, lines: list[Value]) -> Value:
 
 def transpose(
     builder: ir.IRBuilder, form: Form, source: Value, others: Value, across: Value, target: Value, width: int,
-    cell: ir.Type, size: int, lanes: int, turned: bool,
+    cell: ir.Type, size: int, lanes: int,
 ) -> None:
     """Store `lanes` steps of `width` cells, one behind the other, from lines of cells that are `across` bytes apart.
 
-    It writes whole vectors, so that up to a vector behind the last step is overwritten. size: bytes of a cell. turned:
-    store the lines as they are.
+    It writes whole vectors, so that up to a vector behind the last step is overwritten. size: bytes of a cell.
     """
     vector = ir.VectorType(cell, lanes)
     nothing = ir.Constant(vector, ir.Undefined)
@@ -455,14 +454,22 @@ def transpose(
     def line(j: int) -> Value:
         return _line(builder, form, source, others, builder.mul(across, _INDEX(j)), vector)
 
-    for j in range(width) if turned else ():
-        builder.store(line(j), at(builder, target, j * lanes * size, vector), align=1)
-    starts = () if turned else reversed(range(0, width, lanes))
-    for first in starts:  # what overwrites the beginning of the next step comes before it
+    for first in reversed(range(0, width, lanes)):  # what overwrites the beginning of the next step comes before it
         lines = [line(j) for j in range(first, width)[:lanes]]
         lines += [nothing] * (lanes - len(lines))
         for step, made in enumerate(_transposed(builder, lines)):
             builder.store(made, at(builder, target, (step * width + first) * size, vector), align=1)
+
+
+def collect(
+    builder: ir.IRBuilder, form: Form, source: Value, others: Value, across: Value, target: Value, width: int,
+    cell: ir.Type, size: int, lanes: int,
+) -> None:
+    """Store the lines that `transpose` transposes as they are, one behind the other."""
+    vector = ir.VectorType(cell, lanes)
+    for j in range(width):
+        made = _line(builder, form, source, others, builder.mul(across, _INDEX(j)), vector)
+        builder.store(made, at(builder, target, j * lanes * size, vector), align=1)
 
 
 def turn(builder: ir.IRBuilder, place: Value, width: int, lanes: int) -> None:

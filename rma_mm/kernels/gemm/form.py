@@ -205,12 +205,13 @@ def no_code(semiring: Semiring, dtype: np.dtype[Any]) -> str:
 
 
 def takes_bytes(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu) -> bool:
-    """True if an instruction adds products of bytes, or of what they are as 16-bit numbers.
+    """True if an instruction adds products of bytes, or of what they are as 16-bit numbers."""
+    return are_bytes(a, b, c) and PAIRS in cpu.dots
 
-    The sums have 32 bits, or are cut to fewer.
-    """
-    bytes_in = all(x.kind in "iu" and x.itemsize == 1 for x in (a, b))
-    return bytes_in and c.kind in "iu" and c.itemsize <= 4 and PAIRS in cpu.dots
+
+def are_bytes(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> bool:
+    """True if operands are bytes whose sums have 32 bits, or are cut to fewer."""
+    return all(x.kind in "iu" and x.itemsize == 1 for x in (a, b)) and c.kind in "iu" and c.itemsize <= 4
 
 
 def _total(pair: Pair, c: np.dtype[Any]) -> str:

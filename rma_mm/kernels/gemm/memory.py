@@ -224,8 +224,9 @@ def fill(typing: Any, side: Any, panel: Any, offset: Any, value: Any) -> Any:
     return types.void(side, panel, types.int64, value), generate
 
 
-def _cell(side: Any) -> Any:
-    return emit.type_of(side.panel if side.form.terms > 1 else f"int{8 * _SIDE['cell'](side)}")
+def _whole(side: Any, size: int) -> Any:
+    """Return the type as which a cell or an element of so many bytes is moved."""
+    return emit.type_of(side.panel if side.form.terms > 1 else f"int{8 * size}")
 
 
 @function
@@ -235,9 +236,8 @@ def transpose(typing: Any, side: Any, source: Any, others: Any, across: Any, tar
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if lanes := _square(side):
             _, source, others, across, target = args
-            cell, size = _cell(side), _SIDE["cell"](side)
-            facts = _width(side), cell, size, lanes, turns(side)
-            emit.transpose(builder, side.form, source, others, across, target, *facts)
+            size, emitted = _SIDE["cell"](side), emit.collect if turns(side) else emit.transpose
+            emitted(builder, side.form, source, others, across, target, _width(side), _whole(side, size), size, lanes)
         return context.get_dummy_value()
 
     return types.void(side, source, others, types.int64, target), generate
@@ -261,7 +261,7 @@ def copy(typing: Any, side: Any, source: Any, others: Any, along: Any, target: A
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _square(side):
-            element = emit.type_of(side.panel if side.form.terms > 1 else f"int{8 * np.dtype(side.panel).itemsize}")
+            element = _whole(side, np.dtype(side.panel).itemsize)
             emit.copy(builder, side.form, args[1], args[2], args[3], args[4], _width(side), element)
         return context.get_dummy_value()
 

@@ -93,7 +93,7 @@ def storage(dtype: np.dtype[Any], ordered: bool) -> str:
 def bind_numba(problem: LocalOperands) -> Product:
     """Return the product by generated code, for every supported type; compiles here, not in the first call."""
     a, b, c = (x.dtype for x in (problem.a, problem.b, problem.c))
-    blocking = None if _rounds(problem.semiring, *problem.sizes, a, b, c) else plan_numba(a, b, c)
+    blocking = plan_numba(problem.semiring, *problem.sizes, a, b, c)
     if blocking is not None:
         _compile_all(problem.semiring, blocking.types(a, b, c), min(problem.sizes[:2]))
         return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring))
@@ -101,7 +101,9 @@ def bind_numba(problem: LocalOperands) -> Product:
     return Product.by("numba", problem, calls[0] if len(calls) == 1 else partial(run_concurrently, calls))
 
 
-def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking | None:
+def plan_numba(
+    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]
+) -> Blocking | None:
     """Return how a product is cut whose types generated code cannot take as they are; None if it can.
 
     It takes operands of the type in which c is summed, two of one 16-bit float, and bytes where it adds their products
@@ -111,20 +113,16 @@ def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking
     as_they_are = a == b and is_half(a) and working == np.float32
     as_they_are = as_they_are or takes_bytes(a, b, c, host())
     packs = (not as_they_are and a != working, not as_they_are and b != working)
-    if not any(packs) and c == working:
+    if not any(packs) and (c == working or _rounds(semiring, m, n, k, a, b)):
         return None
     return Blocking(working, *packs, accumulate=c != working, spare=c != working)
 
 
 @lru_cache(maxsize=1024)
-def _rounds(
-    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]
-) -> bool:
-    """True if a sum is complete when it is stored, and is rounded there to the 16 bits of c."""
-    working = accumulator(c)
-    if not is_half(c) or a != b or (a != working and not is_half(a)) or min(m, n) <= FEW:
-        return False
-    return all(may_be_whole(form_of(semiring, a, b, working, host(), safe), k, host()) for safe in (True, False))
+def _rounds(semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    """True if sums in float32 are complete when they are stored, and can be rounded there to the 16 bits of c."""
+    forms = (form_of(semiring, a, b, np.dtype(np.float32), host(), safe) for safe in (True, False))
+    return min(m, n) > FEW and all(may_be_whole(form, k, host()) for form in forms)
 
 
 @lru_cache(maxsize=1024)
@@ -132,10 +130,10 @@ def _scratch_of(
     semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int,
     levels: int, threads: int,
 ) -> int:
-    blocking, outer, rounds = plan_numba(a, b, c), 0, _rounds(semiring, m, n, k, a, b, c)
-    if rounds:
-        c = accumulator(c)
-    elif blocking is not None:
+    blocking, outer, rounds = plan_numba(semiring, m, n, k, a, b, c), 0, False
+    if blocking is None:
+        rounds, c = is_half(c), accumulator(c)
+    else:
         outer = blocking.scratch_bytes(m, n, k, count)
         m, n, k = blocking.block(m, n, k)
         a, b, c = blocking.types(a, b, c)

@@ -23,6 +23,7 @@ from rma_mm.flavours import find_flavour
 from rma_mm.geometry.shares import relative, speeds_problem
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.choice.choice import priced, work_ahead
+from rma_mm.kernels.gemm.form import are_bytes
 from rma_mm.kernels.threads import threads_per_rank, using_threads
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL, Machine
@@ -65,8 +66,7 @@ def _multiplied(operands: np.dtype[Any] | None, summed: np.dtype[Any]) -> str:
     """Return the type whose local products are priced: of operands that kernels take as they are, else of the sums."""
     if operands is None:
         return summed.name
-    is_bytes = operands.kind in "iu" and operands.itemsize == 1 and summed.kind in "iu" and summed.itemsize <= 4
-    return operands.name if is_bytes or accumulator(operands) == summed else summed.name
+    return operands.name if accumulator(operands) == summed or are_bytes(operands, operands, summed) else summed.name
 
 
 def _may_measure(size: int, node_of: Sequence[int], algorithm: str, semiring: Semiring) -> bool:
