@@ -115,6 +115,7 @@ STATIONARY_A = Algorithm(
     summary="owners of A pull B and push partial C by accumulate; any placements",
     work=stationary("A"),
     over="n",
+    end_at_owner=True,
     result="accumulate",
 )
 
@@ -124,5 +125,6 @@ STATIONARY_B = Algorithm(
     summary="owners of B pull A and push partial C by accumulate; any placements",
     work=stationary("B"),
     over="m",
+    end_at_owner=True,
     result="accumulate",
 )

@@ -175,7 +175,8 @@ class Algorithm:
     rotate_by: tuple[str, ...] = ()
     """The axes of the work's grid by whose coordinates starts are rotated; all of them when none is named."""
     end_at_owner: bool = False
-    """True if rotated walks end, rather than begin, at a rank's own part: sums then travel round a ring to it."""
+    """True if rotated walks end, rather than begin, at a rank's own part: sums then travel round a ring to it, or what
+    is pushed to other ranks leaves while a rank multiplies its own."""
     result: Literal["here", "accumulate", "reduce"] = "here"
     """True if C is multiplied into where it lives, pushed panel by panel, or pushed once it is summed (`reduce`)."""
     placements: Callable[[MeshShape], Wanted | str] | None = None
@@ -226,7 +227,7 @@ class Algorithm:
             name=f"{self.name}:pull",
             order="rotated",
             rotate_by=(),
-            end_at_owner=False,
+            end_at_owner=self.result == "reduce" and self.over != "k",
             grouped="",
             prefetch_all="",
             granularity=(a, b, c),

@@ -19,6 +19,7 @@ from rma_mm.dsl.scheduling import product
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.policy.model.cost_model import TYPICALLY, estimate
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, candidates, placed_problem, placements_taken
@@ -28,7 +29,7 @@ from rma_mm.schedule.lowering import decisions, node_crossing
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.node_crossing import LEAST
 from rma_mm.schedule.lowering.redistribute import redistribution
-from rma_mm.schedule.ops import Barrier, Copy, Multiply, Op
+from rma_mm.schedule.ops import Accumulate, Barrier, Copy, Multiply, Op
 from rma_mm.schedule.passes import leading, sources
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
@@ -373,6 +374,24 @@ def test_rotated_readers_never_meet(grid: tuple[int, int], in_place: str) -> Non
         for operand in "AB":
             for owners in owners_at_once(schedule, operand):
                 assert len(set(owners)) == mesh.size
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("name", ["stationary_a", "stationary_b", "gemm_scatter:pull"])
+def test_ranks_multiply_their_own_part_of_c_last(name: str, ranks: int) -> None:
+    """So that what they push to other nodes leaves behind a multiply, as it is priced."""
+    mesh, algorithm = MeshShape((ranks,), node_of_rank=tuple(range(ranks))), find_algorithm(name)
+    across = algorithm.over == "n"
+    layouts = placed(mesh, "*, i", "i, *", "*, i" if across else "i, *")
+    problem = PlacedProblem((2048 * ranks, 2048 * ranks, 4096 * ranks), mesh, layouts, in_place="")
+    schedule = lower(algorithm, problem, Tuning())
+    for rank in mesh.ranks:
+        pushed = [op.dst.rank for op in schedule.program(rank) if isinstance(op, Accumulate)]
+        assert len(pushed) >= ranks
+        assert [owner == rank for owner in pushed] == sorted(owner == rank for owner in pushed)
+    early = replace(algorithm, end_at_owner=False, specialize=None)
+    late, soon = (estimate(workload_of(each, problem), TYPICALLY).moving for each in (early, algorithm))
+    assert soon < late
 
 
 def test_rotated_readers_never_meet_where_panels_are_cut() -> None:

@@ -87,8 +87,8 @@ class _Load:
     wire: Figures  # seconds of the wire for its words
     exposed: Figures  # seconds of the wire that no multiply hides
     serving: Figures  # seconds of the wire the other way, for what others want of what it holds
-    circling: Figures  # seconds of the wire for slices that go round a ring, of which a rank has the first
-    rounds: Figures  # slices that come round a ring by the wire, each during one turn of the walk
+    circling: Figures  # seconds of the wire for slices of which a rank has the first, or the last, itself
+    rounds: Figures  # of those the slices that move by the wire, each during one turn of the walk
     waiting: Figures  # seconds until its transfers begin to arrive
     operations: Figures
     stalled: Figures  # seconds for which it waits for a neighbour that multiplies
@@ -249,7 +249,7 @@ def _move(load: _Load, moved: TrafficItem, phase: Phase, cost_model: CostModel, 
     each = max(full, busy.beta) * size
     load.wire += each * moved.between * moved.rounds
     load.exposed += (1 - wire.hidden) * wire.beta * size * moved.between * moved.rounds
-    if moved.how == "shift" and moved.x != "C":
+    if moved.skips_turn:
         load.circling += each * moved.between * moved.rounds
         load.rounds = np.maximum(load.rounds, moved.messages * (moved.between > 0))
     load.serving += each * moved.served

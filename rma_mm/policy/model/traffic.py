@@ -37,6 +37,7 @@ class TrafficItem:
     served: Figures | float = 0.0  # words that go to, or come from, other nodes because of what a rank holds
     passed: Figures | None = None
     """Words that go the other way between a rank and its node-mates; None if those are as many."""
+    skips_turn: bool = False  # true if nothing of it moves for the first turn of the walk, or for the last
 
 
 @dataclass(frozen=True, eq=False)

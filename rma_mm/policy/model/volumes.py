@@ -282,7 +282,8 @@ class _WorkloadOfProblem:
 
         comes, goes = is_apart(1), is_apart(-1)
         return TrafficItem(
-            x, "shift", self.zero, words * ~comes, words * comes, calls, group, run, passed=words * ~goes
+            x, "shift", self.zero, words * ~comes, words * comes, calls, group, run, passed=words * ~goes,
+            skips_turn=x != "C",
         )
 
     def pushed(self, steps: Figures) -> list[TrafficItem]:
@@ -310,7 +311,9 @@ class _WorkloadOfProblem:
         sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)
         summed = (found.own + found.foreign) * (1 - 1 / sharers)
         own, node, between = (words / sharers for words in (found.own, found.node, found.between))
-        moved = [TrafficItem("C", "accumulate", own, node, between, calls * np.ones_like(own), run=run)]
+        skips_turn = self.algorithm.end_at_owner and self.dim in OPERAND_DIMS["C"] and bool(found.own.all())
+        calls = calls * np.ones_like(own)
+        moved = [TrafficItem("C", "accumulate", own, node, between, calls, run=run, skips_turn=skips_turn)]
         if np.any(summed):
             moved.append(TrafficItem("C", "reduce", self.zero, summed, self.zero, np.ones_like(summed)))
         return moved
