@@ -296,6 +296,29 @@ def test_another_network_is_measured_again(comm, factor):
         assert looked_up(comm)[1] == 1
 
 
+@parallel(ranks=(4,), env=("cliques",))
+def test_speeds_that_differ_are_averaged_with_those_of_each_job(comm):
+    """A core that was slow while it was measured gets its even share back in time."""
+    with surroundings(comm) as folder:
+        machine, _ = looked_up(comm)
+        file, spread = the_file(comm, folder), []
+        for speeds in ((1.6, 1.6, 0.4, 0.4), None, None, None, None):
+            comm.Barrier()
+            if comm.rank == 0 and speeds:
+                kept = json.loads(file.read_text())
+                kept["machine"]["speeds"] = speeds
+                file.write_text(json.dumps(kept))
+            comm.Barrier()
+            lookup._seen.clear()
+            found, count = looked_up(comm)
+            assert (count, replace(found, speeds=())) == (0, replace(machine, speeds=()))
+            assert looked_up(comm) == (found, 0)
+            assert Machine.from_json(json.loads(file.read_text())["machine"]) == found
+            spread.append(max(found.speeds, default=1.0) - min(found.speeds, default=1.0))
+        assert spread[0] < 1.1
+        assert spread[-1] < 0.5
+
+
 @parallel(ranks=(2,), env=("node",))
 def test_what_is_lacking_is_added(comm):
     """Another type, and other windows; what was known stays as it was."""

@@ -42,9 +42,9 @@ def machine_of(
 
     RMA_MM_MACHINE names one. Else rank 0 looks for what was kept; what it lacks is measured where that is allowed, in
     at most three seconds, five between nodes, and kept. All is measured again where the network has another bandwidth
-    than what was kept says, or where rounds differed much. The same on every rank; collective over `comm` when first
-    asked this, of which a communicator remembers the answer. Raises MachineError, on every rank, for a file with a
-    wrong figure.
+    than what was kept says, or where rounds differed much; speeds of ranks, by each job, where those kept differ. The
+    same on every rank; collective over `comm` when first asked this, of which a communicator remembers the answer.
+    Raises MachineError, on every rank, for a file with a wrong figure.
     """
     if rank_state().is_pretended:  # pretended ranks have no speed
         return None
@@ -96,7 +96,7 @@ def _machine_of(
     base = None if given is None else Machine.from_json(given)
     if base is not None and is_new and not is_named and may_measure:
         is_stale = 0 < tries < TRIES or (site.has("between") and has_changed(comm, site, base))
-        base = None if is_stale else base
+        base = None if is_stale else _with_speeds_of_now(comm, site, base)
     wanted = None if is_named or not may_measure else _lacking(base, site, (dtype, kernel), flavours)
     if wanted is None:
         return base
@@ -106,6 +106,18 @@ def _machine_of(
     machine = run_calibration(comm, site, wanted, seconds, base).machine
     if comm.rank == 0:
         cache.write(cache.key_of(site), machine, tries + 1)
+    return machine
+
+
+def _with_speeds_of_now(comm: MPI.Intracomm, site: Site, kept: Machine) -> Machine:
+    """Return the machine, and keep it, with new speeds of its ranks if they were found to differ. Collective."""
+    if len(kept.speeds) != comm.size:
+        return kept
+    from rma_mm.runtime.calibration.speeds import averaged
+
+    machine, key = replace(kept, speeds=averaged(comm, site, kept.speeds)), cache.key_of(site)
+    if comm.rank == 0:
+        cache.write(key, machine, cache.tries(key))
     return machine
 
 

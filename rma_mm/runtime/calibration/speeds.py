@@ -75,6 +75,17 @@ def steady_speeds(rounds: Sequence[Speeds]) -> Speeds | None:
     return None
 
 
+def averaged(comm: MPI.Intracomm, site: Site, kept: Speeds) -> Speeds:
+    """Return an earlier job's speeds, averaged with those of now: a passing slowness fades. Collective.
+
+    None where they then hardly differ.
+    """
+    now = round_of(comm, site)
+    mean = fmean(now)
+    found = relative([(old + new / mean) / 2 for old, new in zip(kept, now, strict=True)])
+    return tuple(round(speed, 3) for speed in found)
+
+
 def measured(comm: MPI.Intracomm, site: Site, first: Speeds) -> Speeds | None:
     """`settled`, after a first round some time ago and as many more as it takes, up to ROUNDS. Collective."""
     rounds = [first]
