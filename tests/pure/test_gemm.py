@@ -259,7 +259,7 @@ def test_amx_takes_operands_stored_any_way(name: str, monkeypatch: pytest.Monkey
             np.testing.assert_array_equal(times(a, b, np.full((n, m), 3, summed).T, alpha=2, beta=-1), 2 * expected - 3)
 
 
-VECTORS = {"avx512": (64, 32), "avx2": (32, 16), "sse2": (16, 16), "neon": (16, 32)}
+VECTORS = {"avx512": (64, 32), "znver4": (64, 32), "avx2": (32, 16), "sse2": (16, 16), "neon": (16, 32)}
 """Bytes of a vector, and registers."""
 
 

@@ -32,6 +32,11 @@ class Cpu:
     dots: frozenset[str]  # instructions that multiply neighbours and add the products: keys of `emit.DOTS`
     caches: tuple[int, int, int]  # bytes of data that the first, second and third level hold
 
+    @property
+    def is_zen(self) -> bool:
+        """True for AMD's processors since 2017."""
+        return self.name.startswith("znver")
+
 
 @cache
 def host() -> Cpu:

@@ -21,7 +21,7 @@ Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
 SUMMED = 512  # products of floats that are added up before they join other sums, as in BLAS: longer sums round more
 ACROSS, ALONG = "across", "along"
-FEW_STEPS, MANY_STEPS = 8, 32  # of products of few rows whose rows of b lie side by side; see `Form.steps`
+MANY_STEPS = 32  # from so many `Form.steps` on, the next rows of b are asked for one after another
 FEW = 32  # rows of a product up to which the other operand is read where it lies
 OVERWRITES, ADDS, SCALES, STREAMS = range(4)
 """Modes of c: its old value is dropped, the product is added to it, or added to beta · c; or its old value is dropped
@@ -175,11 +175,10 @@ def few_rows(m: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: 
     if in_place == ALONG:
         vectors = min(tiled.lanes, cpu.registers // (4 if rows < 3 else 8))
         return replace(tiled, rows=rows, vectors=vectors, in_place=ALONG)
-    vectors = min(8, 3 * cpu.registers // 4 // rows)
-    is_read_faster = m * c.itemsize >= 8 * b.itemsize  # than multiplied; else memory is faster by few rows
-    return replace(
-        tiled, rows=rows, vectors=vectors, in_place=ACROSS, steps=MANY_STEPS if is_read_faster else FEW_STEPS
-    )
+    vectors, steps = 2, 64 if b.itemsize < c.itemsize else 24  # best on an Intel Xeon, which fetches lines in pairs
+    if cpu.is_zen:
+        vectors, steps = min(8, 3 * cpu.registers // 4 // rows), 32 if m * c.itemsize >= 8 * b.itemsize else 8
+    return replace(tiled, rows=rows, vectors=vectors, in_place=ACROSS, steps=steps)
 
 
 def _equal_parts(extent: int, most: int) -> int:
