@@ -19,7 +19,8 @@ from rma_mm.dsl.scheduling import product
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.policy.model.cost_model import TYPICALLY, estimate
+from rma_mm.policy.model.cost_model import TYPICALLY, CostBreakdown, CostModel, estimate
+from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, candidates, placed_problem, placements_taken
@@ -392,6 +393,25 @@ def test_ranks_multiply_their_own_part_of_c_last(name: str, ranks: int) -> None:
     early = replace(algorithm, end_at_owner=False, specialize=None)
     late, soon = (estimate(workload_of(each, problem), TYPICALLY).moving for each in (early, algorithm))
     assert soon < late
+    problem = replace(problem, layouts=placed(mesh, "*, i", "i, *", "i, *" if across else "*, i"))  # part of each
+    late, soon = (estimate(workload_of(each, problem), TYPICALLY).moving for each in (early, algorithm))
+    assert soon == late
+
+
+def test_sums_go_at_half_the_pace_behind_multiplies() -> None:
+    """All go behind long multiplies, and not behind those that are little longer than the wire takes."""
+    mesh, m = MeshShape((2,), node_of_rank=(0, 1)), 8192
+    between = {name: replace(cost, beta=40 * cost.beta) for name, cost in TYPICAL.costs["between"].items()}
+    model = CostModel(replace(TYPICAL, costs={**TYPICAL.costs, "between": between}))
+    wire = model.machine.cost("between", "accumulate").beta * 4 * m * m / 2
+
+    def found(k: int) -> CostBreakdown:
+        problem = PlacedProblem((m, m, k), mesh, placed(mesh, "*, i", "i, *", "i, *"), in_place="")
+        return estimate(workload_of(find_algorithm("stationary_b"), problem), model)
+
+    short = next(each for k in range(128, 8192, 128) if (each := found(k)).multiplying > 1.2 * wire)
+    assert short.multiplying < 1.4 * wire
+    assert short.moving - found(16384).moving > 0.3 * wire
 
 
 def test_rotated_readers_never_meet_where_panels_are_cut() -> None:

@@ -89,6 +89,7 @@ class _Load:
     serving: Figures  # seconds of the wire the other way, for what others want of what it holds
     circling: Figures  # seconds of the wire for slices of which a rank has the first, or the last, itself
     rounds: Figures  # of those the slices that move by the wire, each during one turn of the walk
+    pushed: Figures  # seconds of the wire for what is added to other ranks' parts of C
     waiting: Figures  # seconds until its transfers begin to arrive
     operations: Figures
     stalled: Figures  # seconds for which it waits for a neighbour that multiplies
@@ -154,7 +155,8 @@ def _phase(workload: Workload, phase: Phase, cost_model: CostModel, crossing: Co
     if phase.work is not None and not phase.is_shared:  # a queue fetches nothing for its next task
         first, circling = 1 / max(1.0, float(np.max(phase.steps))), sample.by_node(load.circling)
         meanwhile = busy * min(1 - first, float(load.rounds.max()) * first) if circling else busy - multiplying * first
-        behind = min(meanwhile, wire - max(0.0, wire - circling) * first)
+        slowed = 1 + sample.by_node(load.pushed) / wire if wire else 1.0  # who adds up is multiplying: half the pace
+        behind = min(meanwhile / slowed, wire - max(0.0, wire - circling) * first)
         own = float(load.wire.max())  # a rank's own transfers hold it up
         behind = max(0.0, behind - busiest_host(load.exposed) * min(1.0, behind / own)) if own else behind
     stalled = float(load.stalled.max()) * max(1.0, ranks / machine.slots)
@@ -165,7 +167,7 @@ def _phase(workload: Workload, phase: Phase, cost_model: CostModel, crossing: Co
 def _load(workload: Workload, phase: Phase, cost_model: CostModel) -> _Load:
     """Return the work of every rank in a phase."""
     machine, zero = cost_model.machine, np.zeros(workload.sample.count)
-    load = _Load(*(zero.copy() for _ in range(10)))
+    load = _Load(*(zero.copy() for _ in range(11)))
     load.processor += machine.cost("own", COPY).beta * cost_model.accum_itemsize * phase.opened
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, cost_model)
@@ -187,6 +189,7 @@ def _load(workload: Workload, phase: Phase, cost_model: CostModel) -> _Load:
         wires = of_each(machine.wires, workload.sample.nodes, 1.0)
         load.wire /= wires
         load.circling /= wires
+        load.pushed /= wires
         load.exposed /= wires
         load.serving /= wires
     return load
@@ -252,6 +255,8 @@ def _move(load: _Load, moved: TrafficItem, phase: Phase, cost_model: CostModel, 
     if moved.skips_turn:
         load.circling += each * moved.between * moved.rounds
         load.rounds = np.maximum(load.rounds, moved.messages * (moved.between > 0))
+    if moved.how == "accumulate":
+        load.pushed += each * moved.between * moved.rounds
     load.serving += each * moved.served
     load.waiting += (wire.alpha + delays) * far * rounds
     if is_met:  # a target that multiplies answers when it looks up, or when it has done with this step

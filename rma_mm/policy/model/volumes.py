@@ -311,7 +311,8 @@ class _WorkloadOfProblem:
         sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)
         summed = (found.own + found.foreign) * (1 - 1 / sharers)
         own, node, between = (words / sharers for words in (found.own, found.node, found.between))
-        skips_turn = self.algorithm.end_at_owner and self.dim in OPERAND_DIMS["C"] and bool(found.own.all())
+        beside = [cuts for dim, cuts in zip(OPERAND_DIMS["C"], found.cuts, strict=True) if dim != self.dim]
+        skips_turn = self.algorithm.end_at_owner and len(beside) == 1 and bool(found.own.all() and beside[0].max() <= 1)
         calls = calls * np.ones_like(own)
         moved = [TrafficItem("C", "accumulate", own, node, between, calls, run=run, skips_turn=skips_turn)]
         if np.any(summed):
