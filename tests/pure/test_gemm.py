@@ -259,7 +259,9 @@ def test_amx_takes_operands_stored_any_way(name: str, monkeypatch: pytest.Monkey
             np.testing.assert_array_equal(times(a, b, np.full((n, m), 3, summed).T, alpha=2, beta=-1), 2 * expected - 3)
 
 
-VECTORS = {"avx512": (64, 32), "znver4": (64, 32), "avx2": (32, 16), "sse2": (16, 16), "neon": (16, 32)}
+VECTORS = {
+    "avx512": (64, 32), "znver4": (64, 32), "amx": (64, 32), "avx2": (32, 16), "sse2": (16, 16), "neon": (16, 32),
+}
 """Bytes of a vector, and registers."""
 
 
@@ -267,14 +269,15 @@ VECTORS = {"avx512": (64, 32), "znver4": (64, 32), "avx2": (32, 16), "sse2": (16
 @pytest.mark.parametrize("cpu", usually(1, list(VECTORS), rest=nightly))
 def test_few_rows_read_the_longer_operand_where_it_lies(name: str, cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever operand it is and whichever way it is stored: all edges of tiles, blocks and vectors, and any c."""
-    dtype = np.dtype(name) if name != "bfloat16" else BFLOAT16
-    if dtype is None or VECTORS[cpu][0] > host().vector_bytes:
+    dtype, dots = np.dtype(name) if name != "bfloat16" else BFLOAT16, {AMX_BFLOATS} if cpu == "amx" else set()
+    if dtype is None or VECTORS[cpu][0] > host().vector_bytes or not dots <= host().dots:
         pytest.skip(f"there is no {name}, or this processor has no {cpu}")
     monkeypatch.setattr(product, "blocks_of", None)  # nothing is packed
+    monkeypatch.setattr(product, "_checked", lambda a, c, form, fast, careful: fast())
     rng, summed = np.random.default_rng(5), accumulator(dtype)
     shapes = (1, 1, 1), (2, 150, 45), (6, 150, 45), (3, 261, 70), (8, 64, 128), (13, 33, 301), (32, 7, 37)
     for caches, (m, n, k) in itertools.product((TINY, host().caches), shapes):
-        on(monkeypatch, Cpu(cpu, *VECTORS[cpu], frozenset(), caches))
+        on(monkeypatch, Cpu(cpu, *VECTORS[cpu], frozenset(dots), caches))
         x, y = (rng.integers(-5, 6, shape).astype(dtype) for shape in ((m, k), (k, n)))
         for a, b in itertools.product((x, np.asfortranarray(x), x[::-1]), (y, np.asfortranarray(y))):
             expected = a.astype(np.float64) @ b.astype(np.float64)
@@ -282,6 +285,33 @@ def test_few_rows_read_the_longer_operand_where_it_lies(name: str, cpu: str, mon
             np.testing.assert_array_equal(times(b.T, a.T, np.full((n, m), np.nan, summed)), expected.T)
             c = times(a, b, np.full((n, 2 * m), 3, summed).T[::2], alpha=2, beta=-1)
             np.testing.assert_array_equal(c, 2 * expected - 3)
+
+
+@pytest.mark.skipif(AMX_BFLOATS not in host().dots, reason="this processor has no AMX")
+def test_few_rows_with_small_elements_are_not_left_to_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take them, and products with them, for 0: wherever they are."""
+    a, c = np.ones((20, 100), BFLOAT16), np.empty((20, 41), np.float32)
+    seen, real = list[str](), product._checked
+
+    def spied(a: Any, c: Any, form: Any, fast: Any, careful: Any) -> None:
+        real(a, c, form, lambda: (seen.append("fast"), fast()), lambda: (seen.append("careful"), careful()))
+
+    monkeypatch.setattr(product, "_checked", spied)
+    for row, column in itertools.product((0, 1, 31, 32, 63, 64, 99), (0, 15, 16, 31, 32, 40)):
+        b = np.zeros((100, 41), BFLOAT16)
+        call = kernels.bind(a, b, c, kernel="numba")
+        for small, who in ((0, "fast"), (2.0**-55, "fast"), (2.0**-130, "fast careful"), (1, "fast")):
+            b[row, column] = small
+            seen.clear()
+            call()
+            assert " ".join(seen) == who
+            np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
+    a[3, 7], b = 2.0**-130, np.zeros((100, 41), BFLOAT16)
+    b[7] = 1
+    assert times(a, b, c)[3, 0] == 2.0**-130
+    assert seen[-1] == "careful" != seen[-2]
+    b[:] = np.inf
+    assert np.isinf(times(a, b, c)).all()
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "int32", "bfloat16"])

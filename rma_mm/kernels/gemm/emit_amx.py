@@ -6,31 +6,38 @@ k; one of b holds 16 words of k, of 16 columns each. Of eight registers four hol
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from llvmlite import ir
 
 from rma_mm.kernels.gemm import emit
 from rma_mm.kernels.gemm.cpu import AMX_BFLOATS
-from rma_mm.kernels.gemm.emit import Tile, Value, at
-from rma_mm.kernels.gemm.form import Form
+from rma_mm.kernels.gemm.emit import Tile, Value, at, load
+from rma_mm.kernels.gemm.emit_few import Across
+from rma_mm.kernels.gemm.form import SMALLEST, Form
 
 SQUARE = 16  # rows of a register, and words in each
 WIDTH = 4 * SQUARE  # bytes of a row
 REGISTERS = 8
 _A, _B = 4, 6  # the first registers of a and of b; sums come before them
-_BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
-_CONFIGURATION = bytearray([1, *[0] * 15, *[WIDTH, 0] * REGISTERS, *[0] * 16, *[SQUARE] * REGISTERS, *[0] * 8])
-"""The operand of `ldtilecfg`: palette 1, for each register the bytes of a row, then the rows of each."""
+_BYTE, _WORD, _INDEX = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
-def configure(builder: ir.IRBuilder) -> None:
-    """Tell the processor the sizes of its registers, before they are used."""
+def configure(builder: ir.IRBuilder, form: Form) -> None:
+    """Tell the processor the sizes of its registers, before they are used: of b whole ones, of others as many rows.
+
+    The operand: palette 1, for each register the bytes of a row, then the rows of each.
+    """
+    rows = [min(form.rows, SQUARE)] * _B + [SQUARE] * (REGISTERS - _B)
+    operand = bytearray([1, *[0] * 15, *[WIDTH, 0] * REGISTERS, *[0] * 16, *rows, *[0] * 8])
     with builder.goto_entry_block():
-        place = builder.alloca(ir.ArrayType(_BYTE, len(_CONFIGURATION)))
-    builder.store(ir.Constant(place.type.pointee, _CONFIGURATION), place)
+        place = builder.alloca(ir.ArrayType(_BYTE, len(operand)))
+    builder.store(ir.Constant(place.type.pointee, operand), place)
     emit.call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), builder.bitcast(place, _BYTE.as_pointer()))
 
 
-def release(builder: ir.IRBuilder) -> None:
+def release(builder: ir.IRBuilder, _: Form) -> None:
     """Empty the registers, so that the system need not save them when another thread runs."""
     emit.call(builder, "llvm.x86.tilerelease", ir.VoidType())
 
@@ -53,28 +60,87 @@ class AmxTile(Tile):
         for t in range(self.rows // SQUARE):
             for v in range(self.vectors):
                 start = at(self.builder, self.sums, (t * SQUARE * self.vectors + v) * WIDTH, _BYTE)
-                self.on(t * self.vectors + v, "llvm.x86.tilestored64", start, _INDEX(self.vectors * WIDTH))
+                on(self.builder, t * self.vectors + v, "llvm.x86.tilestored64", start, _INDEX(self.vectors * WIDTH))
         return []
 
     def begun(self) -> list[Value]:
         for register in range(self.rows // SQUARE * self.vectors):
-            self.on(register, "llvm.x86.tilezero")
+            on(self.builder, register, "llvm.x86.tilezero")
         return []
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
-        for t in range(self.rows // SQUARE):
-            self.on(_A + t, "llvm.x86.tileloadd64", at(self.builder, ap, t * SQUARE * WIDTH, _BYTE), _INDEX(WIDTH))
-            for v in range(self.vectors):
-                if t == 0:
-                    step = _INDEX(self.form.columns * 4)
-                    self.on(_B + v, "llvm.x86.tileloadd64", at(self.builder, bp, v * WIDTH, _BYTE), step)
-                self.on(t * self.vectors + v, code_of(self.form), _BYTE(_A + t), _BYTE(_B + v))
+        rows = [at(self.builder, ap, t * SQUARE * WIDTH, _BYTE) for t in range(self.rows // SQUARE)]
+        words = [at(self.builder, bp, v * WIDTH, _BYTE) for v in range(self.vectors)]
+        multiply(self.builder, self.form, rows, words, self.form.columns * 4)
         return sums
 
     def stored_row(self, sums: list[Value], i: int) -> list[Value]:
         places = (self.builder.gep(self.sums, [_INDEX(i * self.vectors + v)]) for v in range(self.vectors))
         return [self.builder.load(place) for place in places]
 
-    def on(self, register: int, name: str, *arguments: Value) -> None:
-        """Emit an instruction on a register."""
-        emit.call(self.builder, name, ir.VoidType(), _BYTE(register), *arguments)
+
+class Woven(Across):
+    """Rows of b as registers take them: pairs are woven in a buffer, which stays in the first cache.
+
+    Where an element of b is so small that the processor may count it, or a product with it, as 0, a sum becomes NaN.
+    """
+
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
+        self.row = self.step_b
+        self.step_b = self.builder.mul(self.row, _INDEX(self.form.group))
+        self.halves = ir.VectorType(ir.IntType(16), 2 * SQUARE)
+        with self.builder.goto_entry_block():
+            self.woven = self.builder.alloca(self.vector, self.vectors * SQUARE)
+
+    def begun(self) -> list[Value]:
+        """Return the least element so far; the sums are in registers."""
+        for v in range(self.vectors):
+            on(self.builder, v, "llvm.x86.tileloadd64", at(self.builder, self.out, v * WIDTH, _BYTE), self.stride)
+        return [self.builder.bitcast(self.every(-1), self.vector)]
+
+    def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
+        builder, least = self.builder, self.builder.bitcast(sums[0], self.halves)
+        words = [at(builder, self.woven, v * SQUARE * WIDTH, _BYTE) for v in range(self.vectors)]
+        for pair in range(SQUARE):
+            lines = []
+            for q in (2 * pair, 2 * pair + 1):
+                self.look_ahead(builder.add(builder.mul(self.index, _INDEX(self.form.group)), _INDEX(q)))
+                lines.append(load(builder, at(builder, bp, builder.mul(self.row, _INDEX(q)), _BYTE), self.halves))
+                size = builder.sub(builder.shl(lines[-1], self.every(1)), self.every(1))  # without sign; 0 the largest
+                least = builder.select(builder.icmp_unsigned("<", size, least), size, least)
+            for v, place in enumerate(words):
+                columns = range(v * SQUARE, (v + 1) * SQUARE)
+                turns = [ir.Constant(_WORD, at) for j in columns for at in (j, 2 * SQUARE + j)]
+                made = builder.shuffle_vector(*lines, ir.Constant(ir.VectorType(_WORD, 2 * SQUARE), turns))
+                builder.store(made, at(builder, place, pair * WIDTH, self.halves), align=1)
+        multiply(builder, self.form, [ap], words, WIDTH)
+        return [builder.bitcast(least, self.vector)]
+
+    def add(self, depth: Value) -> None:
+        builder = self.builder
+        [least] = self.loop(self.begun(), _INDEX(0), depth, 1)
+        for v in range(self.vectors):
+            on(builder, v, "llvm.x86.tilestored64", at(builder, self.out, v * WIDTH, _BYTE), self.stride)
+        are_small = builder.icmp_unsigned("<", builder.bitcast(least, self.halves), self.every((SMALLEST << 8) - 1))
+        flags = ir.IntType(2 * SQUARE)
+        with builder.if_then(builder.icmp_unsigned("!=", builder.bitcast(are_small, flags), flags(0))):
+            builder.store(ir.Constant(self.total, float("nan")), at(builder, self.out, 0, self.total))
+
+    def every(self, value: int) -> Value:
+        return ir.Constant(self.halves, [value] * 2 * SQUARE)
+
+
+def multiply(builder: ir.IRBuilder, form: Form, rows: Sequence[Value], words: Sequence[Value], step: int) -> None:
+    """Add the products of registers of a and of b to the sums. step: bytes from one row of words to the next."""
+    for t, place in enumerate(rows):
+        on(builder, _A + t, "llvm.x86.tileloadd64", place, _INDEX(WIDTH))
+        for v, of_b in enumerate(words):
+            if t == 0:
+                on(builder, _B + v, "llvm.x86.tileloadd64", of_b, _INDEX(step))
+            on(builder, t * len(words) + v, code_of(form), _BYTE(_A + t), _BYTE(_B + v))
+
+
+def on(builder: ir.IRBuilder, register: int, name: str, *arguments: Value) -> None:
+    """Emit an instruction on a register."""
+    emit.call(builder, name, ir.VoidType(), _BYTE(register), *arguments)

@@ -54,13 +54,17 @@ class Across(InPlace):
         self.ahead, self.first, self.inverse, self.jump, self.share = ahead, first, inverse, jump, share
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
+        self.look_ahead(self.builder.add(self.index, _INDEX(u)))
+        return super().steps(sums, ap, bp, u)
+
+    def look_ahead(self, step: Value) -> None:
+        """Ask for the piece that belongs to a step."""
         builder, width = self.builder, self.vectors * self.form.lanes * self.item
-        piece = builder.add(self.first, self.fraction(self.share, builder.add(self.index, _INDEX(u))))
+        piece = builder.add(self.first, self.fraction(self.share, step))
         row = self.fraction(self.inverse, piece)
         offset = builder.add(builder.mul(piece, _INDEX(width)), builder.mul(row, self.jump))
         for place in range(0, width, LINE):
             self.ask(at(builder, self.ahead, builder.add(offset, _INDEX(place)), _BYTE))
-        return super().steps(sums, ap, bp, u)
 
     def fraction(self, part: Value, number: Value) -> Value:
         """Return a part of a number, rounded down. part: times `ONE`."""

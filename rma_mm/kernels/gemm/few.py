@@ -11,7 +11,17 @@ from __future__ import annotations
 from rma_mm.kernels.gemm.blocks import ONE, SHIFT
 from rma_mm.kernels.gemm.form import ACROSS, ADDS, ALONG, MANY_STEPS
 from rma_mm.kernels.gemm.loops import clear, merge
-from rma_mm.kernels.gemm.memory import fill, load_sum, moved, read, subroutine, tile_across, tile_along
+from rma_mm.kernels.gemm.memory import (
+    configure,
+    fill,
+    load_sum,
+    moved,
+    read,
+    release,
+    subroutine,
+    tile_across,
+    tile_along,
+)
 
 _compiled = subroutine()
 
@@ -24,15 +34,16 @@ def copy_bytes(source, target, size):
 
 @_compiled
 def pack_rows(sums, left, source, row, along, rows, depth, packed):
-    """Pack rows of a in slivers; the elements that a vector of b takes lie side by side, and zeros behind the last."""
+    """Pack rows of a in slivers; the elements that a step takes lie side by side, and zeros behind the last."""
     sliver = (depth + sums.grain - 1) // sums.grain * sums.grain * sums.rows
-    clear(packed, (rows + sums.rows - 1) // sums.rows * sliver * sums.total)
+    clear(packed, (rows + sums.rows - 1) // sums.rows * sliver // left.group * left.cell)
     for i in range(rows):
         first = i // sums.rows * sliver + i % sums.rows * sums.grain
-        for p in range(depth):
+        for p in range(0, depth, left.group):
             q = p % sums.grain
             at = first + (p - q) * sums.rows + q % sums.halves * sums.lanes + q // sums.halves
-            fill(left, packed, at * sums.total, read(left, source, source, i * row + p * along, along, 1))
+            cell = read(left, source, source, i * row + p * along, along, depth - p)
+            fill(left, packed, at // left.group * left.cell, cell)
 
 
 @subroutine(only=lambda sums: sums.form.in_place == ACROSS)
@@ -47,20 +58,22 @@ def pass_across(sums, side, packed, sliver, b, row, col, columns, depth, slivers
     inverse, jump = (ONE, row - width) if is_few else (ONE // tiles + 1, row - tiles * width)
     share = (ONE + slivers - 1) // slivers
     for p in range(0, depth, sums.steps):
-        some, a, rows = min(sums.steps, depth - p), moved(packed, p * sums.rows * sums.total), moved(b, p * row)
-        ahead = moved(rows, sums.steps * row)
+        some, rows = min(sums.steps, depth - p), moved(b, p * row)
+        a, ahead = moved(packed, p * sums.rows // side.group * side.cell), moved(rows, sums.steps * row)
+        steps = (some + sums.grain - 1) // sums.grain
         for t in range(tiles):
             here, step = moved(rows, t * width), row
-            if t == whole:
+            if t == whole or some % sums.grain > 0:
+                clear(spare, steps * sums.grain * width)
                 for s in range(some):
-                    copy_bytes(moved(here, s * row), moved(spare, s * width), rest)
+                    copy_bytes(moved(here, s * row), moved(spare, s * width), rest if t == whole else width)
                 here, step = spare, width
             first, asked = (0, moved(ahead, t * width)) if is_few else (t * sums.steps, ahead)
             for g in range(slivers):
                 place = moved(out, g * sums.rows * line + t * sums.columns * sums.total)
                 mine = first + g * some // slivers
                 tile_across(
-                    sums, side, moved(a, g * sliver), here, step, place, line, some, asked, mine, inverse, jump, share
+                    sums, side, moved(a, g * sliver), here, step, place, line, steps, asked, mine, inverse, jump, share
                 )
 
 
@@ -104,16 +117,18 @@ def multiply_few(
 ):
     """As `loops.multiply`: C = alpha · a @ b + beta · c, of real numbers."""
     line, slivers = block_n * sums.total + SHIFT, block_m // sums.rows
+    configure(sums)
     for q in range(count):
         for j in range(0, n, block_n):
             columns = min(block_n, n - j)
             for p in range(0, k, block_k):
                 clear(out, block_m * line)
                 depth = min(block_k, k - p)
-                sliver = (depth + sums.grain - 1) // sums.grain * sums.grain * sums.rows * sums.total
+                sliver = (depth + sums.grain - 1) // sums.grain * sums.grain * sums.rows // left.group * left.cell
                 pack_rows(sums, left, moved(a, q * a_step + p * a_col), a_row, a_col, m, depth, packed)
                 here = moved(b, q * b_step + p * b_row + j * b_col)
                 pass_across(sums, right, packed, sliver, here, b_row, b_col, columns, depth, slivers, out, line, spare)
                 pass_along(sums, right, packed, sliver, here, b_row, b_col, columns, depth, slivers, out, line, spare)
                 place = moved(c, q * c_step + j * c_col)
                 merge(sums, out, line, place, c_row, c_col, m, columns, mode if p == 0 else ADDS, plain, scalars)
+    release(sums)

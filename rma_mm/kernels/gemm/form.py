@@ -21,6 +21,8 @@ Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
 SUMMED = 512  # products of floats that are added up before they join other sums, as in BLAS: longer sums round more
 ACROSS, ALONG = "across", "along"
+AMX_FROM = 8  # rows of a product, of few, from which on AMX is faster
+SMALLEST = 72  # stored exponent of a bfloat16 from which on AMX multiplies few rows: 2**-55
 MANY_STEPS = 32  # from so many `Form.steps` on, the next rows of b are asked for one after another
 FEW = 32  # rows of a product up to which the other operand is read where it lies
 OVERWRITES, ADDS, SCALES, STREAMS = range(4)
@@ -103,6 +105,8 @@ class Form:
     @property
     def grain(self) -> int:
         """Return how many elements of k a step takes that reads b where it lies."""
+        if self.is_amx:
+            return self.group
         return self.lanes * self.halves if self.in_place == ALONG else 1
 
     @property
@@ -166,10 +170,18 @@ def form_of(
     return replace(form, no_nan=safe and is_ordered and np.dtype(total).kind == "f")
 
 
-def few_rows(m: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, in_place: str) -> Form | None:
-    """Return the form of products of m rows, a few, whose b is read where it lies; None for types that have none."""
+def few_rows(
+    m: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, in_place: str, safe: bool = False
+) -> Form | None:
+    """Return the form of products of m rows, a few, whose b is read where it lies; None for types that have none.
+
+    safe: whether the operands hold no elements, but 0, that are smaller than `SMALLEST`.
+    """
     if c not in (np.float32, np.float64) or a != b or accumulator(a) != c:
         return None
+    if safe and a == BFLOAT16 and AMX_BFLOATS in cpu.dots and in_place == ACROSS and m >= AMX_FROM:
+        form = _amx(AMX_BFLOATS, "uint16", "uint16", "float32")
+        return replace(form, rows=_equal_parts(max(1, m), form.lanes), in_place=ACROSS, steps=2 * form.group)
     tiled = _tiled(cpu, c.name, ARITHMETIC, c.name, c.name, reading(a), reading(b))
     rows = _equal_parts(max(1, m), 4 if in_place == ALONG else cpu.registers // 4)
     if in_place == ALONG:

@@ -386,7 +386,8 @@ def tile_across(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, a, b, step, out, stride, depth, *ahead = args
-        emit_few.Across(builder, sums.form, a, b, step, out, stride, side.source, *ahead).add(depth)
+        tile = emit_amx.Woven if sums.form.is_amx else emit_few.Across
+        tile(builder, sums.form, a, b, step, out, stride, side.source, *ahead).add(depth)
         return context.get_dummy_value()
 
     return types.void(sums, side, a, b, types.int64, out, *(types.int64,) * 2, ahead, *(types.int64,) * 4), generate
@@ -428,14 +429,14 @@ short_tile = _tile(lambda form: (form.short, form.vectors))
 """The innermost kernel, and the same for one vector of each row, and for half of the rows."""
 
 
-def _around(emitted: Callable[[Any], None]) -> Any:
+def _around(emitted: Callable[[Any, Form], None]) -> Any:
     """around(sums): what comes before, or after, all tiles of AMX."""
 
     @function
     def around(typing: Any, sums: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             if sums.form.is_amx:
-                emitted(builder)
+                emitted(builder, sums.form)
             return context.get_dummy_value()
 
         return types.void(sums), generate

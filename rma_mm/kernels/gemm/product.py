@@ -25,6 +25,7 @@ from rma_mm.kernels.gemm.form import (
     OVERWRITES,
     SCALARS,
     SCALES,
+    SMALLEST,
     STREAMS,
     Form,
     few_rows,
@@ -142,7 +143,10 @@ def _scratch_of(
         rows, columns = (some.stop - some.start, n) if m >= n else (m, some.stop - some.start)
         for x, y, height, width in ((a, b, rows, columns), (b, a, columns, rows)):  # a c stored by columns swaps them
             packing = [form_of(semiring, x, y, c, host(), safe) for safe in (True, False)]
-            reading = [few_rows(height, x, y, c, host(), way) for way in (ACROSS, ALONG) if height <= FEW]
+            reading = [
+                few_rows(height, x, y, c, host(), way, safe)
+                for way in (ACROSS, ALONG) for safe in (True, False) if height <= FEW
+            ]
             sizes = [
                 blocks_of(form, height >> cut, width >> cut, k >> cut, host(), rounds)
                 for form in packing for cut in range(levels + 1)
@@ -180,7 +184,8 @@ def _compile_all(semiring: Semiring, dtypes: tuple[np.dtype[Any], ...], rows: in
     """Compile the code for blocks of these types, for either order of c. rows: of the product, or columns if fewer."""
     a, b, c = dtypes
     for way in (ACROSS, ALONG) if rows <= FEW and semiring.is_arithmetic else ():
-        _code_of_few(rows, a, b, c, way)
+        for safe in (True, False):
+            _code_of_few(rows, a, b, c, way, safe)
     for x, y in ((a, b), (b, a)):
         forms = {_code_of(semiring, x, y, c, safe)[0] for safe in (True, False)}
         if len(forms) > 1:
@@ -217,16 +222,29 @@ def _few_rows(p: LocalOperands) -> Call | None:
         return None
     way = {b.strides[-2]: ALONG, b.strides[-1]: ACROSS}.get(b.itemsize)
     (m, n), k = c.shape[-2:], a.shape[-1]
-    found = _code_of_few(m, a.dtype, b.dtype, c.dtype, way) if way else None
-    if found is None:
+    codes = [_code_of_few(m, a.dtype, b.dtype, c.dtype, way, safe) for safe in (True, False)] if way else []
+    found = [code for code in codes if code is not None]
+    if not found:
         return None
-    return bound_loops(*found, few_blocks(found[0], m, n, k, host()), a, b, c, p.alpha, p.beta)
+    fast, careful = (
+        bound_loops(form, loops, few_blocks(form, m, n, k, host()), a, b, c, p.alpha, p.beta) for form, loops in found
+    )
+    return careful if p.beta or found[0] == found[1] else partial(_checked, a, c, found[0][0], fast, careful)
+
+
+def _checked(a: Array, c: Array, form: Form, fast: Call, careful: Call) -> None:
+    """Multiply fast unless an operand has small elements: of b, they have then made sums NaN."""
+    if _look(a, form) >= SMALLEST:
+        fast()
+        if not np.isnan(c).any():
+            return
+    careful()
 
 
 def _code_of_few(
-    m: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], way: str
+    m: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], way: str, safe: bool
 ) -> tuple[Form, Callable[..., None]] | None:
-    form = few_rows(m, a, b, c, host(), way)
+    form = few_rows(m, a, b, c, host(), way, safe)
     return None if form is None else (form, code(form, *(storage(x, False) for x in (a, b, c))))
 
 
