@@ -35,7 +35,11 @@ class Cpu:
     @property
     def is_zen(self) -> bool:
         """True for AMD's processors since 2017."""
-        return self.name.startswith("znver")
+        return _is_zen(self.name)
+
+
+def _is_zen(name: str) -> bool:
+    return name.startswith("znver")
 
 
 @cache
@@ -48,7 +52,7 @@ def host() -> Cpu:
     sums = "avx512vnni" if wide else "avxvnni" if vector_bytes == 32 else ""
     dots = {dot for dot, needs in ((BYTES, sums), (PAIRS_ADDED, sums), (PAIRS, "sse2")) if needs in has}
     # a Zen 4 does 1.8 times as many products by it as of float32, an Intel Xeon 0.6 times as many
-    dots |= {BFLOATS} if wide and "avx512bf16" in has and name.startswith("znver") else set()
+    dots |= {BFLOATS} if wide and "avx512bf16" in has and _is_zen(name) else set()
     if wide and "amx-tile" in has:
         amx = {dot for dot, needs in ((AMX_BYTES, "amx-int8"), (AMX_BFLOATS, "amx-bf16")) if needs in has}
         dots |= amx if amx and grants_tiles() else set()

@@ -64,7 +64,8 @@ def pass_across(sums, side, packed, sliver, b, row, col, columns, depth, slivers
         for t in range(tiles):
             here, step = moved(rows, t * width), row
             if t == whole or some % sums.grain > 0:
-                clear(spare, steps * sums.grain * width)
+                if sums.grain > 1:  # a step takes what lies beside as well, or below
+                    clear(spare, steps * sums.grain * width)
                 for s in range(some):
                     copy_bytes(moved(here, s * row), moved(spare, s * width), rest if t == whole else width)
                 here, step = spare, width

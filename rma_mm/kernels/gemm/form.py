@@ -22,7 +22,9 @@ ARITHMETIC: Pair = ("add", "multiply")
 SUMMED = 512  # products of floats that are added up before they join other sums, as in BLAS: longer sums round more
 ACROSS, ALONG = "across", "along"
 AMX_FROM = 8  # rows of a product, of few, from which on AMX is faster
-SMALLEST = 72  # stored exponent of a bfloat16 from which on AMX multiplies few rows: 2**-55
+SAFE = 127 + 127 + 16 - 126
+"""Sum of the stored exponents from which products of bfloat16 and their sums are never subnormal."""
+SMALLEST = SAFE // 2  # stored exponent of both operands from which on AMX multiplies few rows: 2**-55
 MANY_STEPS = 32  # from so many `Form.steps` on, the next rows of b are asked for one after another
 FEW = 32  # rows of a product up to which the other operand is read where it lies
 OVERWRITES, ADDS, SCALES, STREAMS = range(4)
@@ -181,7 +183,7 @@ def few_rows(
         return None
     if safe and a == BFLOAT16 and AMX_BFLOATS in cpu.dots and in_place == ACROSS and m >= AMX_FROM:
         form = _amx(AMX_BFLOATS, "uint16", "uint16", "float32")
-        return replace(form, rows=_equal_parts(max(1, m), form.lanes), in_place=ACROSS, steps=2 * form.group)
+        return replace(form, rows=_equal_parts(m, form.lanes), in_place=ACROSS, steps=2 * form.group)
     tiled = _tiled(cpu, c.name, ARITHMETIC, c.name, c.name, reading(a), reading(b))
     rows = _equal_parts(max(1, m), 4 if in_place == ALONG else cpu.registers // 4)
     if in_place == ALONG:

@@ -23,6 +23,7 @@ from rma_mm.kernels.gemm.form import (
     ALONG,
     FEW,
     OVERWRITES,
+    SAFE,
     SCALARS,
     SCALES,
     SMALLEST,
@@ -45,8 +46,6 @@ ARGUMENTS = (
 WORTH = 1 << 20  # multiply-adds from which a thread of its own pays
 _MARGIN = 1 << 10  # bytes; alignment
 _UNIT = 96  # rows or columns: whole tiles of most forms
-_SAFE = 127 + 127 + 16 - 126
-"""Sum of the stored exponents from which products of bfloat16 and their sums are never subnormal."""
 
 Array = NDArray[Any]
 Call = Callable[[], None]
@@ -226,10 +225,14 @@ def _few_rows(p: LocalOperands) -> Call | None:
     found = [code for code in codes if code is not None]
     if not found:
         return None
-    fast, careful = (
-        bound_loops(form, loops, few_blocks(form, m, n, k, host()), a, b, c, p.alpha, p.beta) for form, loops in found
-    )
-    return careful if p.beta or found[0] == found[1] else partial(_checked, a, c, found[0][0], fast, careful)
+
+    def call(form: Form, loops: Callable[..., None]) -> Call:
+        return bound_loops(form, loops, few_blocks(form, m, n, k, host()), a, b, c, p.alpha, p.beta)
+
+    fast, careful = found
+    if p.beta or fast == careful:
+        return call(*careful)
+    return partial(_checked, a, c, fast[0], call(*fast), call(*careful))
 
 
 def _checked(a: Array, c: Array, form: Form, fast: Call, careful: Call) -> None:
@@ -323,7 +326,7 @@ def _choose(a: Array, b: Array, form: Form, fast: Call, careful: Call) -> None:
     """Use the fast instructions if the operands hold no values for which those are wrong."""
     found = _look(a, form), _look(b, form)
     if form.is_arithmetic:
-        is_safe = min(found) > 0 and sum(found) >= _SAFE  # subnormal operands count as 0 too
+        is_safe = min(found) > 0 and sum(found) >= SAFE  # subnormal operands count as 0 too
     else:
         is_safe = not (found[0] | found[1]) & 1 and not _makes_nan(form.times, *found)
     (fast if is_safe else careful)()

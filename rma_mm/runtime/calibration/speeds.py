@@ -70,9 +70,14 @@ def steady_speeds(rounds: Sequence[Speeds]) -> Speeds | None:
     """
     for one, other in combinations(rounds, 2):
         if all(abs(x - y) <= SCATTER * max(x, y) for x, y in zip(one, other, strict=True)):
-            found = relative([(x + y) / 2 for x, y in zip(one, other, strict=True)])
-            return tuple(round(speed, 3) for speed in found)
+            return _mean(one, other)
     return None
+
+
+def _mean(one: Sequence[float], other: Sequence[float]) -> Speeds:
+    """Return the mean of two rounds, over that of all ranks; none where ranks hardly differ."""
+    found = relative([(x + y) / 2 for x, y in zip(one, other, strict=True)])
+    return tuple(round(speed, 3) for speed in found)
 
 
 def averaged(comm: MPI.Intracomm, site: Site, kept: Speeds) -> Speeds:
@@ -81,13 +86,12 @@ def averaged(comm: MPI.Intracomm, site: Site, kept: Speeds) -> Speeds:
     None where they then hardly differ.
     """
     now = round_of(comm, site)
-    mean = fmean(now)
-    found = relative([(old + new / mean) / 2 for old, new in zip(kept, now, strict=True)])
-    return tuple(round(speed, 3) for speed in found)
+    usual = fmean(now)
+    return _mean(kept, [speed / usual for speed in now])
 
 
 def measured(comm: MPI.Intracomm, site: Site, first: Speeds) -> Speeds | None:
-    """`settled`, after a first round some time ago and as many more as it takes, up to ROUNDS. Collective."""
+    """`steady_speeds`, after a first round some time ago and as many more as it takes, up to ROUNDS. Collective."""
     rounds = [first]
     while len(rounds) < ROUNDS and (len(rounds) == 1 or steady_speeds(rounds) is None):
         rounds.append(round_of(comm, site))
