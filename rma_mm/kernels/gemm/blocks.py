@@ -48,9 +48,9 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu, whole: bool = False)
     _, second, third = cpu.caches
     # slivers of b of a quarter of the second level, from which they stream: the longer they are, the less c is touched
     usual = max(64, min(second // 4 // (form.columns * cell_b), second // (ROWS * cell_a)))
-    most_a, most_b = second, min(third // 2, 16 << 20)
-    if form.is_amx:  # takes panels so fast that it waits for a second level that is fuller
-        usual, most_a = max(64, second // 16 // (form.columns * cell_b)), second // 4
+    most_a, most_b = second if cpu.is_zen else second // 4, min(third // 2, 16 << 20)
+    if form.is_amx:
+        usual = max(64, second // 16 // (form.columns * cell_b))
     elif form.terms == 1 and m * min(k, usual // 2) * cell_a <= second:  # all rows of a are one panel, packed once
         usual, most_a, most_b = usual // 2, 2 * second, 2 * second
     depth = _equal(k, k if whole else usual, 4 * form.group)

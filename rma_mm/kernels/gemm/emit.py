@@ -17,6 +17,7 @@ Value = Any  # A value of LLVM's
 
 LINE = 64  # bytes that are prefetched at a time
 UNROLLED = 4  # steps of k between two branches
+AHEAD = 4096  # bytes of a panel from what is multiplied to what is prefetched, out of the second cache
 
 _BITWISE = {"bitwise_or": ir.IRBuilder.or_, "bitwise_and": ir.IRBuilder.and_, "bitwise_xor": ir.IRBuilder.xor}
 _FLOATS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
@@ -304,6 +305,9 @@ class Tile:
         ap = at(builder, self.a, builder.mul(index, _INDEX(self.step_a)), _BYTE)
         start = builder.mul(index, self.step_b)
         bp = at(builder, self.b, builder.add(start, _INDEX(self.form.head)), _BYTE)
+        if unrolled > 1 and not self.form.in_place:
+            self.ask_ahead(ap, unrolled * self.step_a)
+            self.ask_ahead(bp, unrolled * self.step_b.constant)
         results: list[Value] = list(current)
         for u in range(unrolled):
             results = self.steps(results, ap, bp, u)
@@ -315,6 +319,11 @@ class Tile:
         ending = builder.block
         builder.position_at_end(after)
         return [self.merged((value, before), (result, ending)) for value, result in zip(sums, results, strict=True)]
+
+    def ask_ahead(self, place: Value, size: int) -> None:
+        """Prefetch a part of a panel, of so many bytes, that is multiplied later than the one at `place`."""
+        for line in range(AHEAD, AHEAD + size, LINE):
+            ask(self.builder, at(self.builder, place, line, _BYTE), writes=0, locality=3)
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         builder, form = self.builder, self.form
