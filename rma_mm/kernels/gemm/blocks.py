@@ -10,7 +10,7 @@ from rma_mm.kernels.gemm.form import ACROSS, ALONG, SUMMED, Form
 
 ONE = 1 << 32  # by which fractions are multiplied
 MOST_KEPT = 8 << 20  # bytes of a c that may stay in the third cache, which other cores share
-ROWS = 128  # of a panel of a, at least: a sliver of b is read once for each tile of them
+ROWS = 128  # of a panel of a that would fill the second level, at least: each tile of them reads a sliver of b
 SHIFT = 192  # bytes between rows of sums: rows that lie a multiple of a page apart would share lines of a cache
 PANELS = 3  # what lies in scratch: a panel of a, one of b, and a tile
 _SLACK = 64  # bytes; panels begin at a cache line, and clearing rounds up
@@ -48,7 +48,9 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu, whole: bool = False)
     _, second, third = cpu.caches
     # slivers of b of a quarter of the second level, from which they stream: the longer they are, the less c is touched
     usual = max(64, min(second // 4 // (form.columns * cell_b), second // (ROWS * cell_a)))
-    most_a, most_b = second if cpu.is_zen else second // 4, min(third // 2, 16 << 20)
+    most_a, most_b = second // 4, min(third // 2, 16 << 20)
+    if cpu.is_zen:  # measured there; an Intel Xeon takes up to a tenth longer with panels of a that fill this level
+        most_a = second
     if form.is_amx:
         usual = max(64, second // 16 // (form.columns * cell_b))
     elif form.terms == 1 and m * min(k, usual // 2) * cell_a <= second:  # all rows of a are one panel, packed once
