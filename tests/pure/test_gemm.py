@@ -288,7 +288,8 @@ def test_few_rows_read_the_longer_operand_where_it_lies(name: str, cpu: str, mon
 
 
 @pytest.mark.skipif(AMX_BFLOATS not in host().dots, reason="this processor has no AMX")
-def test_few_rows_with_small_elements_are_not_left_to_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_few_rows_with_small_elements_are_not_left_to_amx(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take them, and products with them, for 0: wherever they are."""
     a, c = np.ones((20, 100), BFLOAT16), np.empty((20, 41), np.float32)
     seen, real = list[str](), product._checked
@@ -298,7 +299,7 @@ def test_few_rows_with_small_elements_are_not_left_to_amx(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(product, "_checked", spied)
     for row, column in itertools.product((0, 1, 31, 32, 63, 64, 99), (0, 15, 16, 31, 32, 40)):
-        b = np.zeros((100, 41), BFLOAT16)
+        b = np.zeros((100, 41), BFLOAT16, order)
         call = kernels.bind(a, b, c, kernel="numba")
         for small, who in ((0, "fast"), (2.0**-55, "fast"), (2.0**-130, "fast careful"), (1, "fast")):
             b[row, column] = small
@@ -306,7 +307,7 @@ def test_few_rows_with_small_elements_are_not_left_to_amx(monkeypatch: pytest.Mo
             call()
             assert " ".join(seen) == who
             np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
-    a[3, 7], b = 2.0**-130, np.zeros((100, 41), BFLOAT16)
+    a[3, 7], b = 2.0**-130, np.zeros((100, 41), BFLOAT16, order)
     b[7] = 1
     assert times(a, b, c)[3, 0] == 2.0**-130
     assert seen[-1] == "careful" != seen[-2]

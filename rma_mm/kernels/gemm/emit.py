@@ -466,7 +466,7 @@ def transpose(
     for first in reversed(range(0, width, lanes)):  # what overwrites the beginning of the next step comes before it
         lines = [line(j) for j in range(first, width)[:lanes]]
         lines += [nothing] * (lanes - len(lines))
-        for step, made in enumerate(_transposed(builder, lines)):
+        for step, made in enumerate(transposed(builder, lines)):
             builder.store(made, at(builder, target, (step * width + first) * size, vector), align=1)
 
 
@@ -488,11 +488,11 @@ def turn(builder: ir.IRBuilder, place: Value, width: int, lanes: int) -> None:
         [load(builder, at(builder, place, 4 * (j * width + first), vector), vector) for j in range(lanes)]
         for first in range(0, width, lanes)
     ]
-    for n, made in enumerate(made for square in lines for made in _transposed(builder, square)):
+    for n, made in enumerate(made for square in lines for made in transposed(builder, square)):
         builder.store(made, at(builder, place, n * 4 * lanes, vector), align=1)
 
 
-def _transposed(builder: ir.IRBuilder, lines: list[Value]) -> list[Value]:
+def transposed(builder: ir.IRBuilder, lines: list[Value]) -> list[Value]:
     """The transpose of a square of vectors: a swap of the off-diagonal blocks of each size, a power of two."""
     count, size = len(lines), 1
     while size < count:

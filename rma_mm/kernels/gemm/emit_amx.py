@@ -14,7 +14,7 @@ from llvmlite import ir
 from rma_mm.kernels.gemm import emit
 from rma_mm.kernels.gemm.cpu import AMX_BFLOATS
 from rma_mm.kernels.gemm.emit import Tile, Value, at, load
-from rma_mm.kernels.gemm.emit_few import Across
+from rma_mm.kernels.gemm.emit_few import Across, Along, InPlace
 from rma_mm.kernels.gemm.form import SMALLEST, Form
 
 SQUARE = 16  # rows of a register, and words in each
@@ -22,6 +22,7 @@ WIDTH = 4 * SQUARE  # bytes of a row
 REGISTERS = 8
 _A, _B = 4, 6  # the first registers of a and of b; sums come before them
 _BYTE, _WORD, _INDEX = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_HALVES = ir.VectorType(ir.IntType(16), 2 * SQUARE)
 
 
 def configure(builder: ir.IRBuilder, form: Form) -> None:
@@ -71,7 +72,7 @@ class AmxTile(Tile):
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
         rows = [at(self.builder, ap, t * SQUARE * WIDTH, _BYTE) for t in range(self.rows // SQUARE)]
         words = [at(self.builder, bp, v * WIDTH, _BYTE) for v in range(self.vectors)]
-        multiply(self.builder, self.form, rows, words, self.form.columns * 4)
+        multiply(self.builder, self.form, rows, _INDEX(WIDTH), words, _INDEX(self.form.columns * 4))
         return sums
 
     def stored_row(self, sums: list[Value], i: int) -> list[Value]:
@@ -89,7 +90,6 @@ class Woven(Across):
         super().__init__(*facts)
         self.row = self.step_b
         self.step_b = self.builder.mul(self.row, _INDEX(self.form.group))
-        self.halves = ir.VectorType(ir.IntType(16), 2 * SQUARE)
         with self.builder.goto_entry_block():
             self.woven = self.builder.alloca(self.vector, self.vectors * SQUARE)
 
@@ -97,24 +97,23 @@ class Woven(Across):
         """Return the least element so far; the sums are in registers."""
         for v in range(self.vectors):
             on(self.builder, v, "llvm.x86.tileloadd64", at(self.builder, self.out, v * WIDTH, _BYTE), self.stride)
-        return [self.builder.bitcast(self.every(-1), self.vector)]
+        return [self.builder.bitcast(every(-1), self.vector)]
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
-        builder, least = self.builder, self.builder.bitcast(sums[0], self.halves)
+        builder, least = self.builder, self.builder.bitcast(sums[0], _HALVES)
         words = [at(builder, self.woven, v * SQUARE * WIDTH, _BYTE) for v in range(self.vectors)]
         for pair in range(SQUARE):
             lines = []
             for q in (2 * pair, 2 * pair + 1):
                 self.look_ahead(builder.add(builder.mul(self.index, _INDEX(self.form.group)), _INDEX(q)))
-                lines.append(load(builder, at(builder, bp, builder.mul(self.row, _INDEX(q)), _BYTE), self.halves))
-                size = builder.sub(builder.shl(lines[-1], self.every(1)), self.every(1))  # without sign; 0 the largest
-                least = builder.select(builder.icmp_unsigned("<", size, least), size, least)
+                lines.append(load(builder, at(builder, bp, builder.mul(self.row, _INDEX(q)), _BYTE), _HALVES))
+                least = lesser(builder, least, lines[-1])
             for v, place in enumerate(words):
                 columns = range(v * SQUARE, (v + 1) * SQUARE)
                 turns = [ir.Constant(_WORD, at) for j in columns for at in (j, 2 * SQUARE + j)]
                 made = builder.shuffle_vector(*lines, ir.Constant(ir.VectorType(_WORD, 2 * SQUARE), turns))
-                builder.store(made, at(builder, place, pair * WIDTH, self.halves), align=1)
-        multiply(builder, self.form, [ap], words, WIDTH)
+                builder.store(made, at(builder, place, pair * WIDTH, _HALVES), align=1)
+        multiply(builder, self.form, [ap], _INDEX(WIDTH), words, _INDEX(WIDTH))
         return [builder.bitcast(least, self.vector)]
 
     def add(self, depth: Value) -> None:
@@ -122,22 +121,78 @@ class Woven(Across):
         [least] = self.loop(self.begun(), _INDEX(0), depth, 1)
         for v in range(self.vectors):
             on(builder, v, "llvm.x86.tilestored64", at(builder, self.out, v * WIDTH, _BYTE), self.stride)
-        are_small = builder.icmp_unsigned("<", builder.bitcast(least, self.halves), self.every((SMALLEST << 8) - 1))
-        flags = ir.IntType(2 * SQUARE)
-        with builder.if_then(builder.icmp_unsigned("!=", builder.bitcast(are_small, flags), flags(0))):
-            builder.store(ir.Constant(self.total, float("nan")), at(builder, self.out, 0, self.total))
-
-    def every(self, value: int) -> Value:
-        return ir.Constant(self.halves, [value] * 2 * SQUARE)
+        mark(self, least)
 
 
-def multiply(builder: ir.IRBuilder, form: Form, rows: Sequence[Value], words: Sequence[Value], step: int) -> None:
-    """Add the products of registers of a and of b to the sums. step: bytes from one row of words to the next."""
+class Lying(Along):
+    """Columns of b, which registers take as they lie where they expect rows of a: the sums are those of the transpose.
+
+    Where an element of b is too small, a sum becomes NaN, as in `Woven`.
+    """
+
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
+        self.step_a, self.step_b = self.rows * WIDTH, _INDEX(WIDTH)
+        self.squares = [(j, i) for j in range(0, self.vectors, SQUARE) for i in range(0, self.rows, SQUARE)]
+        with self.builder.goto_entry_block():
+            self.sums = self.builder.alloca(self.vector, SQUARE)
+
+    def begun(self) -> list[Value]:
+        """Return the least element so far; the sums are in registers."""
+        for register in range(len(self.squares)):
+            on(self.builder, register, "llvm.x86.tilezero")
+        return [self.builder.bitcast(every(-1), self.vector)]
+
+    def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
+        builder, least = self.builder, self.builder.bitcast(sums[0], _HALVES)
+        columns = [at(builder, bp, builder.mul(self.column, _INDEX(v)), _BYTE) for v in range(self.vectors)]
+        for place in columns:
+            self.ask(at(builder, place, builder.mul(self.column, _INDEX(self.vectors)), _BYTE))
+            least = lesser(builder, least, load(builder, place, _HALVES))
+        words = [at(builder, ap, 4 * i, _BYTE) for i in range(0, self.rows, SQUARE)]
+        multiply(builder, self.form, columns[::SQUARE], self.column, words, _INDEX(4 * self.rows))
+        return [builder.bitcast(least, self.vector)]
+
+    def add(self, depth: Value) -> None:
+        builder = self.builder
+        [least] = self.loop(self.begun(), _INDEX(0), depth, 1)
+        places = [builder.gep(self.sums, [_INDEX(v)]) for v in range(SQUARE)]
+        for register, (column, row) in enumerate(self.squares):
+            on(builder, register, "llvm.x86.tilestored64", at(builder, self.sums, 0, _BYTE), _INDEX(WIDTH))
+            for i, made in enumerate(emit.transposed(builder, [builder.load(place) for place in places])):
+                start = builder.add(builder.mul(self.stride, _INDEX(row + i)), _INDEX(4 * column))
+                place = at(builder, self.out, start, self.vector)
+                builder.store(builder.fadd(load(builder, place, self.vector), made), place, align=1)
+        mark(self, least)
+
+
+def lesser(builder: ir.IRBuilder, least: Value, line: Value) -> Value:
+    """Return the least of elements and of others: their bits without signs, less 1, so that those of 0 are the most."""
+    size = builder.sub(builder.shl(line, every(1)), every(1))
+    return builder.select(builder.icmp_unsigned("<", size, least), size, least)
+
+
+def mark(tile: InPlace, least: Value) -> None:
+    """Make a sum NaN if an element of b is smaller than `SMALLEST`. least: of `lesser`, as a vector of sums."""
+    builder, flags = tile.builder, ir.IntType(2 * SQUARE)
+    are_small = builder.icmp_unsigned("<", builder.bitcast(least, _HALVES), every((SMALLEST << 8) - 1))
+    with builder.if_then(builder.icmp_unsigned("!=", builder.bitcast(are_small, flags), flags(0))):
+        builder.store(ir.Constant(tile.total, float("nan")), at(builder, tile.out, 0, tile.total))
+
+
+def every(value: int) -> Value:
+    return ir.Constant(_HALVES, [value] * 2 * SQUARE)
+
+
+def multiply(
+    builder: ir.IRBuilder, form: Form, rows: Sequence[Value], row: Value, words: Sequence[Value], word: Value
+) -> None:
+    """Add the products of registers of a and of b to the sums. row, word: bytes from one row to the next of either."""
     for t, place in enumerate(rows):
-        on(builder, _A + t, "llvm.x86.tileloadd64", place, _INDEX(WIDTH))
+        on(builder, _A + t, "llvm.x86.tileloadd64", place, row)
         for v, of_b in enumerate(words):
             if t == 0:
-                on(builder, _B + v, "llvm.x86.tileloadd64", of_b, _INDEX(step))
+                on(builder, _B + v, "llvm.x86.tileloadd64", of_b, word)
             on(builder, t * len(words) + v, code_of(form), _BYTE(_A + t), _BYTE(_B + v))
 
 

@@ -16,6 +16,7 @@ from rma_mm.kernels.gemm.memory import (
     fill,
     load_sum,
     moved,
+    put,
     read,
     release,
     subroutine,
@@ -38,9 +39,9 @@ def pack_rows(sums, left, source, row, along, rows, depth, packed):
     sliver = (depth + sums.grain - 1) // sums.grain * sums.grain * sums.rows
     clear(packed, (rows + sums.rows - 1) // sums.rows * sliver // left.group * left.cell)
     for i in range(rows):
-        first = i // sums.rows * sliver + i % sums.rows * sums.grain
+        first = i // sums.rows * sliver + i % sums.rows * sums.beside
         for p in range(0, depth, left.group):
-            q = p % sums.grain
+            q = p % sums.beside
             at = first + (p - q) * sums.rows + q % sums.halves * sums.lanes + q // sums.halves
             cell = read(left, source, source, i * row + p * along, along, depth - p)
             fill(left, packed, at // left.group * left.cell, cell)
@@ -83,7 +84,7 @@ def pass_along(sums, side, packed, sliver, b, row, col, columns, depth, slivers,
     """Add the products of columns of b to the sums."""
     whole, width = depth // sums.grain, sums.grain * side.item
     rest = (depth - whole * sums.grain) * side.item
-    last = whole * sums.rows * sums.grain * sums.total
+    last = whole * sums.rows * sums.grain // side.group * side.cell
     for j in range(0, columns - columns % sums.vectors, sums.vectors):
         here = moved(b, j * col)
         for g in range(slivers):
@@ -108,7 +109,7 @@ def pass_along(sums, side, packed, sliver, b, row, col, columns, depth, slivers,
             tile_along(sums, side, moved(a, last), spare, 0, tile, across, min(1, rest))
             for i in range(sums.rows):
                 at = (g * sums.rows + i) * line + j * sums.total
-                fill(side, out, at, load_sum(sums, out, at) + load_sum(sums, tile, i * across))
+                put(sums, out, at, load_sum(sums, out, at) + load_sum(sums, tile, i * across))
 
 
 def multiply_few(

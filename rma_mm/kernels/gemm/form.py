@@ -112,6 +112,11 @@ class Form:
         return self.lanes * self.halves if self.in_place == ALONG else 1
 
     @property
+    def beside(self) -> int:
+        """Return how many elements of a packed row of a lie side by side, where b is read where it lies."""
+        return self.neighbours if self.is_amx and self.in_place == ALONG else self.grain
+
+    @property
     def summed(self) -> int:
         """Return how many groups of k one sum takes up before it is added to others; 0 where none is rounded."""
         is_rounded = self.is_arithmetic and np.dtype(self.total).kind == "f"
@@ -181,8 +186,10 @@ def few_rows(
     """
     if c not in (np.float32, np.float64) or a != b or accumulator(a) != c:
         return None
-    if safe and a == BFLOAT16 and AMX_BFLOATS in cpu.dots and in_place == ACROSS and m >= AMX_FROM:
+    if safe and a == BFLOAT16 and AMX_BFLOATS in cpu.dots and m >= AMX_FROM:
         form = _amx(AMX_BFLOATS, "uint16", "uint16", "float32")
+        if in_place == ALONG:
+            return replace(form, rows=-(-m // form.lanes) * form.lanes, vectors=2 * form.lanes, in_place=ALONG)
         return replace(form, rows=_equal_parts(m, form.lanes), in_place=ACROSS, steps=2 * form.group)
     tiled = _tiled(cpu, c.name, ARITHMETIC, c.name, c.name, reading(a), reading(b))
     rows = _equal_parts(max(1, m), 4 if in_place == ALONG else cpu.registers // 4)

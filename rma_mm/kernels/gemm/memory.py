@@ -76,6 +76,7 @@ _SUM: dict[str, Callable[[Any], int]] = {
     "vectors": lambda sums: sums.form.vectors,
     "halves": lambda sums: sums.form.halves,
     "grain": lambda sums: sums.form.grain,
+    "beside": lambda sums: sums.form.beside,
     "steps": lambda sums: sums.form.steps,
     "group": lambda sums: sums.form.group,
     "parts": lambda sums: sums.form.planes,
@@ -399,7 +400,8 @@ def tile_along(typing: Any, sums: Any, side: Any, a: Any, b: Any, step: Any, out
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, a, b, step, out, stride, depth = args
-        emit_few.Along(builder, sums.form, a, b, step, out, stride, side.source).add(depth)
+        tile = emit_amx.Lying if sums.form.is_amx else emit_few.Along
+        tile(builder, sums.form, a, b, step, out, stride, side.source).add(depth)
         return context.get_dummy_value()
 
     return types.void(sums, side, a, b, types.int64, out, types.int64, types.int64), generate
