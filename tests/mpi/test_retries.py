@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -199,10 +200,19 @@ def test_how_often(fault: type[Exception], repeats: bool, monkeypatch: pytest.Mo
         retry(fault("first"), attempt, "get", tally, repeats)
 
 
+def end(comm: MPI.Intracomm) -> None:
+    """End the ranks of a program with exit status 5. mpiexec returns the status of the rank that goes first."""
+    comm.Barrier()
+    if comm.rank == 0:
+        time.sleep(1)  # mpiexec drops what it has not yet read
+        comm.Abort(5)
+    time.sleep(30)  # until mpiexec ends this rank
+
+
 PROGRAM = """
-import sys, time
+import sys
 from mpi4py import MPI
-from tests.mpi.test_retries import FAULTY, Faults, product
+from tests.mpi.test_retries import FAULTY, Faults, end, product
 from rma_mm.errors import DisagreementError
 from rma_mm.flavours import register
 import rma_mm
@@ -221,11 +231,7 @@ except Exception as error:
     except DisagreementError as error:
         assert "a product failed" in str(error)
         print("ended", flush=True)
-        comm.Barrier()
-        if comm.rank == 0:
-            time.sleep(1)  # mpiexec drops what it has not yet read
-            comm.Abort(5)
-        time.sleep(30)  # until mpiexec ends this rank: the first that goes gives the exit status
+        end(comm)
 """
 FAILURES = (
     ("stationary_a Raccumulate Test 1", "failed, and cannot be repeated: faulty: "),
@@ -249,13 +255,13 @@ def test_what_keeps_failing_is_the_same_error_on_all_ranks(tmp_path: Path, case:
 
 
 FETCHED_TOGETHER = """
-import time
 import numpy as np
 from mpi4py import MPI
 import rma_mm
 from rma_mm.errors import WindowError
 from rma_mm.windows.base import NotBegunError
 from rma_mm.windows.mpi import MpiWindow
+from tests.mpi.test_retries import end
 comm = MPI.COMM_WORLD
 def fails(*_):
     raise NotBegunError("the network is gone")
@@ -272,9 +278,7 @@ with rma_mm.Mesh((4, 1), comm) as mesh:
             said = comm.gather(f"said {error}")
             if comm.rank == 0:
                 print(*said, sep="\\n", flush=True)
-                time.sleep(1)  # mpiexec drops what it has not yet read
-                comm.Abort(5)
-            time.sleep(30)  # until mpiexec ends this rank: the first that goes gives the exit status
+            end(comm)
 """
 
 

@@ -124,7 +124,7 @@ class Woven(Across):
         mark(self, least)
 
 
-class Lying(Along):
+class AmxAlong(Along):
     """Columns of b, which registers take as they lie where they expect rows of a: the sums are those of the transpose.
 
     Where an element of b is too small, a sum becomes NaN, as in `Woven`.

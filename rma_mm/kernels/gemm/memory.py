@@ -400,7 +400,7 @@ def tile_along(typing: Any, sums: Any, side: Any, a: Any, b: Any, step: Any, out
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, a, b, step, out, stride, depth = args
-        tile = emit_amx.Lying if sums.form.is_amx else emit_few.Along
+        tile = emit_amx.AmxAlong if sums.form.is_amx else emit_few.Along
         tile(builder, sums.form, a, b, step, out, stride, side.source).add(depth)
         return context.get_dummy_value()
 
