@@ -86,18 +86,21 @@ def test_memory(tmp_path):
         assert (growth["grew"]["slabs"], growth["grew"]["windows"]) == (0, 0)
 
 
-@pytest.mark.parametrize("arguments", [("bench.imports", "--repeat", "1", "--json"), ("bench",)])
+@pytest.mark.parametrize("arguments", [("bench.start", "--repeat", "1", "--json"), ("bench",)])
 def test_single_process(tmp_path, arguments):
     file = [str(tmp_path / "report.json")] if "--json" in arguments else []
     done = subprocess.run(
         [sys.executable, "-m", *arguments, *file], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     if not file:
-        assert all(f"bench.{name}" in done.stdout for name in ("square", "overhead", "words", "memory", "imports"))
+        assert all(f"bench.{name}" in done.stdout for name in ("square", "overhead", "words", "memory", "start"))
         return
     found = json.loads((tmp_path / "report.json").read_text())
     assert set(found["machine"]) == MACHINE
     assert [result["numba"] for result in found["results"]] == ["not loaded"] * 3
+    commands = {command["ranks"]: command for command in found["commands"]}
+    assert set(commands) == {2, 4}
+    assert all(each["seconds"] == pytest.approx(each["product"] - each["start"]) for each in commands.values())
 
 
 def test_disk(tmp_path):
