@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -13,14 +14,23 @@ from rma_mm.schedule.symmetry import FINISHED
 def prefetch(ops: list[Op], depth: int) -> list[Op]:
     """Issue transfers of panels `depth` panels before the first operation that reads them (`Op.ahead`).
 
-    `ops` must hold no Barrier; a panel is a run of operations with the same step.
+    `ops` must hold no Barrier; a panel is a run of operations with the same step. For what a group brings of an
+    operand, only panels count of which it brings something: all members have these, and so agree on the order of calls.
     """
+    keys = [(op.group, op.refs[0].operand) if isinstance(op, GroupOp) else None for op in ops]
+    begins: dict[object, dict[int, int]] = defaultdict(dict)  # step → panel: of all operations, and of each group's
+    for op, key in zip(ops, keys, strict=True):
+        begins[key].setdefault(op.step, begins[None].setdefault(op.step, len(begins[None])))
+    turns = {key: {step: n for n, step in enumerate(panels)} for key, panels in begins.items()}
+    counted = {key: list(panels.values()) for key, panels in begins.items()}
     keyed = []
     panel = 0
-    for n, op in enumerate(ops):
-        panel += n > 0 and op.step != ops[n - 1].step
+    for op, key in zip(ops, keys, strict=True):
+        panel = max(panel, begins[None][op.step])  # a sum that was held back belongs to a panel before this one
         ahead = op.ahead(depth)
-        keyed.append(((panel - (ahead or 0), ahead is None, -panel), op))  # what is for later panels first
+        turn = turns[key][op.step] - (ahead or 0)
+        begin = panel if ahead is None else counted[key][turn] if turn >= 0 else turn
+        keyed.append(((begin, ahead is None, -panel), op))  # what is for later panels first
     return [op for _, op in sorted(keyed, key=lambda pair: pair[0])]
 
 

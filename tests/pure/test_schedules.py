@@ -35,7 +35,7 @@ from rma_mm.schedule.passes import leading, sources
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from tests.reference import Matrix, collect, distribute, expected, kept, nothing, prove, whole_numbers
-from tests.strategies import Case, by_column, cases, layouts, meshes, problems, pure, seeds
+from tests.strategies import ROLES, Case, by_column, cases, layouts, meshes, problems, pure, seeds
 from tests.thorough import covering
 
 LIMITS = st.fixed_dictionaries(
@@ -427,7 +427,48 @@ def test_rotated_readers_never_meet_where_panels_are_cut() -> None:
                 assert len(set(owners)) == mesh.size
 
 
+@pure(12)
+@given(meshes(8, axes=(1, 2, 2, 3)), st.tuples(*[st.sampled_from((1, 7, 30, 60))] * 3), LIMITS, st.data())
+def test_whatever_the_planner_may_choose_is_proved(
+    mesh: MeshShape, shape: tuple[int, int, int], changed: dict[str, int], data: st.DataObject
+) -> None:
+    """Where some of the placements are given."""
+    m, n, k = shape
+    whole = [st.none() | layouts(mesh, each, ROLES[:-1], skew=False) for each in ((m, k), (k, n), (m, n))]
+    request = Request(shape, mesh, tuple(data.draw(each) for each in whole), fetches_together=data.draw(st.booleans()))
+    tuning = Tuning(data.draw(st.sampled_from((4, 16, 1024))), data.draw(st.sampled_from((0, 1, 2, 3))))
+    with limits(changed):
+        for each in candidates(request):
+            if not each.rejected and each.layouts is not None:
+                schedule = kept(lower(each.algorithm, placed_problem(request, each.layouts, each.copied), tuning))
+                verify(schedule)
+                prove(schedule)
+
+
 # -- found by the properties above -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dims", "nodes", "given"),
+    [
+        ("cosma", (63, 15, 4), (2, 2), "0011", ("i, j", "", "")),  # mates call the slots of their panels by other names
+        ("cosma", (54, 58, 15), (3, 2), "001122", ("", "*, j", "")),  # one of two mates has B in place, not in panels
+        ("summa_a", (34, 24, 28), (1, 6), "001122", ("i, j", "*, (j, i)", "*, i")),  # sums of a node that are held back
+        ("summa_c", (40, 13, 19), (1, 4), "0011", ("(i, j), *", "(i, j), *", "i, j")),  # a group brings A and B
+    ],
+)
+def test_ranks_of_a_node_make_the_calls_of_their_groups_in_one_order(
+    name: str, shape: tuple[int, int, int], dims: tuple[int, ...], nodes: str, given: tuple[str, str, str]
+) -> None:
+    mesh = MeshShape(dims, node_of_rank=[int(node) for node in nodes])
+    a, b, c = (parse_layout(text, mesh) if text else None for text in given)
+    request = Request(shape, mesh, (a, b, c))
+    with limits({"LEAST": 0}):
+        (found,) = (each for each in candidates(request) if each.algorithm.name == name)
+        assert found.layouts
+        schedule = kept(lower(found.algorithm, placed_problem(request, found.layouts), Tuning(4)))
+        verify(schedule)
+        prove(schedule)
 
 
 def test_redistribution_into_summands_verifies() -> None:

@@ -160,8 +160,8 @@ def test_rings_ask_for_what_neighbours_have_as_early_and_for_the_rest_when_it_ha
     assert [isinstance(op.src.buffer, str) for op in rings] == [n < len(rings) // 3 for n in range(len(rings))]
     for op in rings:
         begun = {each.step for each in ops[: ops.index(op)] if isinstance(each, Multiply)}
-        ahead = depth if isinstance(op.src.buffer, str) else 1
-        assert len(begun) == max(0, steps.index(op.step) - ahead)
+        turn = rings.index(op) - (depth if isinstance(op.src.buffer, str) else 1)
+        assert len(begun) == (steps.index(rings[turn].step) if turn >= 0 else 0)
 
 
 # -- faults ---------------------------------------------------------------------------------------

@@ -52,9 +52,12 @@ class MessageLog:
 
 
 def _boxes(op: Broadcast | Reduce) -> list[tuple[int, str, Region]]:
-    """Return the boxes of an operation under the names that all members of a group use."""
+    """Return the boxes of an operation under the names that all members of a group use.
+
+    What a slot is called, only its own rank knows.
+    """
     refs = op.parts if isinstance(op, Broadcast) else op.dsts
-    return [(ref.rank, ref.buffer if isinstance(ref.buffer, str) else ref.buffer.name, ref.region) for ref in refs]
+    return [(ref.rank, ref.buffer if isinstance(ref.buffer, str) else f"[{ref.operand}]", ref.region) for ref in refs]
 
 
 def balance(ops: Sequence[Op], rank: int) -> int:
