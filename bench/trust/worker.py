@@ -29,6 +29,8 @@ from bench.trust.trial import Trial
 from bench.trust.wrong import Wrong
 from rma_mm import Mesh
 from rma_mm.errors import RmaError, ScheduleError, VerificationError
+from rma_mm.runtime.execution import binding
+from rma_mm.schedule.lowering import decisions, node_crossing
 from rma_mm.windows.checks.checked import SWITCH
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ TEXT = 2000
 Verdict = tuple[str, str]
 """(right, refused, wrong or raised; the error's class and text)."""
 
+
+SMALL = ((node_crossing, "LEAST", 0), (decisions, "NARROW", 2), (decisions, "WORTH", 1), (binding, "SHORT", 4))
+"""Limits that let small matrices be moved as large ones are, in half of the settings."""
 
 OTHERS = {"batch": batches.run, "expression": expressions.run, "chain": chains.run, "file": files.run}
 """Kinds of cases that are drawn while they are done."""
@@ -55,6 +60,8 @@ class Worker:
         """(number of the case after which it is dropped, what a case made, its mesh)."""
         self.stack = ExitStack()
         self.stack.enter_context(registered())
+        for module, name, value in SMALL if Random(f"{seed} {setting} limits").random() < 0.5 else ():
+            self.stack.enter_context(mock.patch.object(module, name, value))
 
     def case(self, number: int) -> tuple[Case | Other, Verdict]:
         """Do one case. Collective; the verdict is that of all ranks."""
