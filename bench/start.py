@@ -3,8 +3,9 @@
 Imports: each sample is a fresh process, which has imported numpy and mpi4py.MPI when the clock starts. "all of a run"
 is every module that `python -m rma_mm.run` of a small product loads. Bar: under 0.5 s, and Numba not loaded.
 
-Commands: a sample is one of `mpiexec -n P python -m rma_mm.run --shape 64,64,64 --quiet`, less one of a program that
-imports mpi4py.MPI and meets the other ranks, started before it. Bars: 0.4 s on 2 ranks, 0.8 s on 4.
+Commands: a sample is one of `mpiexec -n P python -m rma_mm.run A.npy B.npy -o C.npy` with matrices of 64 × 64, less one
+of a program that imports numpy and mpi4py.MPI and meets the other ranks, started before it. Bars: 0.4 s on 2 ranks,
+0.8 s on 4.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from bench import measure
-from bench.processes import ROOT, clean_environment, mpiexec_of
+from bench.processes import clean_environment, mpiexec_of
 
 BAR = 0.5
 """Seconds that imports may take."""
@@ -26,8 +31,9 @@ BAR = 0.5
 COMMAND_BARS = {2: 0.4, 4: 0.8}
 """Seconds that a 64³ product may take beyond MPI's own start, by the number of ranks."""
 
-PRODUCT = ("-m", "rma_mm.run", "--shape", "64,64,64", "--quiet")
-MPI_ALONE = ("-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()")
+SIZE = 64
+PRODUCT = ("-m", "rma_mm.run", "A.npy", "B.npy", "-o", "C.npy")
+MPI_ALONE = ("-c", "import numpy; from mpi4py import MPI; MPI.COMM_WORLD.Barrier()")
 """What Python runs on each rank."""
 
 CLOCK = """
@@ -67,21 +73,24 @@ def main() -> int:
     }
     taken: dict[str, list[tuple[float, bool]]] = {name: [] for name in cases}
     started: dict[int, list[tuple[float, float]]] = {ranks: [] for ranks in COMMAND_BARS}
-    for turn in range(-1, options.repeat):  # the first fills the caches, of bytecode and of files
-        for name, modules in cases.items():
-            seconds, numba = output(CLOCK, json.dumps(modules))
-            if turn >= 0:
-                taken[name].append((seconds, numba))
-        for ranks, samples in started.items():
-            pair = command_seconds(ranks, MPI_ALONE), command_seconds(ranks, PRODUCT)
-            if turn >= 0:
-                samples.append(pair)
+    with tempfile.TemporaryDirectory(prefix="bench-start-") as folder:
+        for name in "AB":
+            np.save(Path(folder, f"{name}.npy"), measure.whole_matrix((SIZE, SIZE), "float32"))
+        for turn in range(-1, options.repeat):  # the first fills the caches, of bytecode and of files
+            for name, modules in cases.items():
+                seconds, numba = output(CLOCK, json.dumps(modules))
+                if turn >= 0:
+                    taken[name].append((seconds, numba))
+            for ranks, samples in started.items():
+                pair = command_seconds(ranks, MPI_ALONE, folder), command_seconds(ranks, PRODUCT, folder)
+                if turn >= 0:
+                    samples.append(pair)
     results = [summary(name, len(cases[name]), samples) for name, samples in taken.items()]
     rows = [[r["imports"], r["modules"], r["seconds"], max(r["samples"]), r["numba"], r["met"]] for r in results]
     head = ["imports", "modules named", "median s", "slowest s", "numba", f"met: under {BAR} s, no numba"]
     commands = [beyond_start(ranks, samples) for ranks, samples in started.items()]
     columns = ("start", "product", "seconds", "bar", "met")
-    lines = [[f"64³ on {each['ranks']} ranks", *(each[name] for name in columns)] for each in commands]
+    lines = [[f"{SIZE}³ on {each['ranks']} ranks", *(each[name] for name in columns)] for each in commands]
     titles = ["command", "MPI alone s", "product s", "median s beyond", "bar", "met"]
     tables = ["", *measure.table(head, rows), "", *measure.table(titles, lines)]
     measure.publish(options.json, "start", measure.machine(), tables, results=results, commands=commands)
@@ -116,11 +125,11 @@ def beyond_start(ranks: int, samples: Sequence[tuple[float, float]]) -> dict[str
     }
 
 
-def command_seconds(ranks: int, program: Sequence[str]) -> float:
+def command_seconds(ranks: int, program: Sequence[str], folder: str) -> float:
     """Seconds of a Python program on so many ranks, from mpiexec's start to its end. Raises CalledProcessError."""
     line = [mpiexec_of(sys.executable) or "mpiexec", "-n", str(ranks), sys.executable, *program]
     start = time.perf_counter()
-    subprocess.run(line, check=True, cwd=ROOT, env=clean_environment(), stdout=subprocess.DEVNULL)
+    subprocess.run(line, check=True, cwd=folder, env=clean_environment(), stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
