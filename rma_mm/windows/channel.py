@@ -6,7 +6,7 @@ the same as those of windows: what is moved counts where it arrives, sums where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,38 +62,40 @@ class Channel:
     def count(self, other: int, words: int) -> None:
         self.counters.add(words, 1, same_node=self.node_of[other] == self.node_of[self.rank])
 
-    def broadcast(self, owner: int, box: Box, upright: bool) -> GroupTransfer:
-        """`box` of the owner to the boxes of all the others. `upright`: rows are sent one after the other."""
+    def broadcast(self, owner: int, boxes: Sequence[Box], upright: bool) -> GroupTransfer:
+        """`boxes` of the owner to those of all the others. `upright`: rows are sent one after the other."""
         transfer = GroupTransfer()
-        spec, words = transfer.placed(box, upright)
         root, size = self.ranks.index(owner), len(self.ranks)
-        if owner != self.rank:
-            transfer.counts.append(partial(self.count, owner, words))
-        if size > FLAT:
-            transfer.calls.append(lambda: self.comm.Ibcast(spec, root))
-        elif owner != self.rank:
-            transfer.calls.append(lambda: self.comm.Irecv(spec, root, BROADCAST))
-        else:
-            others = [member for member in range(size) if member != root]
-            transfer.calls += [partial(self.comm.Isend, spec, member, BROADCAST) for member in others]
+        others = [member for member in range(size) if member != root]
+        for box in boxes:
+            spec, words = transfer.placed(box, upright)
+            if owner != self.rank:
+                transfer.counts.append(partial(self.count, owner, words))
+            if size > FLAT:
+                transfer.calls.append(partial(self.comm.Ibcast, spec, root))
+            elif owner != self.rank:
+                transfer.calls.append(partial(self.comm.Irecv, spec, root, BROADCAST))
+            else:
+                transfer.calls += [partial(self.comm.Isend, spec, member, BROADCAST) for member in others]
         return transfer
 
-    def gather(self, mine: Box | None, theirs: dict[int, Box], upright: bool) -> GroupTransfer:
-        """Send `mine` to all other members, and receive the boxes of `theirs` from each.
+    def gather(self, mine: Iterable[Box], theirs: Iterable[tuple[int, Box]], upright: bool) -> GroupTransfer:
+        """Send the boxes `mine` to all other members, and receive (owner, box) from each in the order it sends them.
 
         Sent to each directly: Open MPI 5.0 takes MPI_Ialltoallw with both buffers at one address, as where a rank's
         own part lies in the result, for MPI_IN_PLACE (it hangs, or moves nothing), and displacements of 31 bits only.
         """
         transfer = GroupTransfer()
-        for owner, box in theirs.items():
+        for owner, box in theirs:
             spec, words = transfer.placed(box, upright)
             transfer.counts.append(partial(self.count, owner, words))
             if words:
                 transfer.calls.append(partial(self.comm.Irecv, spec, self.ranks.index(owner), GATHER))
-        if mine is not None and mine[1]:
-            spec, _ = transfer.placed(mine, upright)
-            others = [member for member in range(len(self.ranks)) if self.ranks[member] != self.rank]
-            transfer.calls += [partial(self.comm.Isend, spec, member, GATHER) for member in others]
+        others = [member for member in range(len(self.ranks)) if self.ranks[member] != self.rank]
+        for box in mine:
+            spec, words = transfer.placed(box, upright)
+            if words:
+                transfer.calls += [partial(self.comm.Isend, spec, member, GATHER) for member in others]
         return transfer
 
     def shift(self, mine: Box, to: int, theirs: Box, source: int, upright: bool, tag: int) -> GroupTransfer:

@@ -83,10 +83,25 @@ ROWS, COLUMNS, WHOLE, BLOCKS = "P('i', None)", "P(None, 'i')", "P(None, None)", 
 @parallel(ranks=(4, 5, 6), env=("cliques",))
 def test_what_a_group_moves_crosses_once_for_each_node(comm, algorithm, layouts):
     """All ranks get, or sum, a matrix; each of two nodes lacks a part of it, or has made what the other's lacks."""
+    crosses_once(comm, algorithm, layouts, "shared")
+
+
+@pytest.mark.parametrize("c", [ROWS, WHOLE])
+@parallel(ranks=(5,), env=("cliques",))
+def test_a_rank_passes_on_all_that_it_brought(comm, c):
+    """One of the two that share a node brings what two of the other three have, which mates do not read by themselves.
+
+    That is so on each of three nodes, too.
+    """
+    crosses_once(comm, "data_parallel", (ROWS, ROWS if c == ROWS else WHOLE, c), "allocated")
+
+
+def crosses_once(comm, algorithm, layouts, window):
+    """A product is right three times, and crosses once."""
     rng = np.random.default_rng(comm.size)
     x, y = (rng.integers(-9, 10, (192, 192)).astype(np.float64) for _ in range(2))
     prefer = None if algorithm == "stationary_c" else "two-sided"
-    with Mesh((1, comm.size) if BLOCKS in layouts else (comm.size,), comm) as mesh:
+    with Mesh((1, comm.size) if BLOCKS in layouts else (comm.size,), comm, window=window) as mesh:
         A, B = (DistMatrix.from_numpy(part, mesh, layout) for part, layout in zip((x, y), layouts, strict=False))
         with rma_mm.plan(A, B, mesh, layout=layouts[2], algorithm=algorithm, prefer=prefer) as plan:
             for turn in range(3):

@@ -108,10 +108,10 @@ class CollectiveGroups:
         mine = (self.home, boxes[0])
         made: list[Transfer]
         if name == "broadcast":
-            made = [channel.broadcast(group[0], mine if at == 0 else (self.room, boxes[0]), True)]
+            made = [channel.broadcast(group[0], [mine if at == 0 else (self.room, boxes[0])], True)]
         elif name == "all-gather":
-            theirs = {owner: (self.room, box) for owner, box in zip(group, boxes, strict=True) if owner != me}
-            made = [channel.gather(mine, theirs, True)]
+            theirs = [(owner, (self.room, box)) for owner, box in zip(group, boxes, strict=True) if owner != me]
+            made = [channel.gather([mine], theirs, True)]
         elif name == "shift":
             return self.shifts(boxes[0])
         elif name == "reduce":

@@ -25,11 +25,10 @@ class Bound:
 
 def bind_broadcast(op: Broadcast, places: Places, channel: Channel) -> Bound:
     upright = places.is_upright(op.parts[0])
-    mine = next((places.box(part) for part in op.parts if part.rank == places.rank), None)
-    theirs = {move.source: places.box(move.dst) for move in op.moves(places.rank) if move.dst}
+    mine = [places.box(part) for part in op.parts if part.rank == places.rank]
+    theirs = [(move.source, places.box(move.dst)) for move in op.moves(places.rank) if move.dst]
     if op.kind == "broadcast":
-        owner = op.parts[0].rank
-        transfer = channel.broadcast(owner, theirs[owner] if mine is None else mine, upright)
+        transfer = channel.broadcast(op.parts[0].rank, mine or [box for _, box in theirs], upright)
     else:
         transfer = channel.gather(mine, theirs, upright)
     filled = [op.dst] if op.dst else []
