@@ -18,18 +18,20 @@ def prefetch(ops: list[Op], depth: int) -> list[Op]:
     operand, only panels count of which it brings something: all members have these, and so agree on the order of calls.
     """
     keys = [(op.group, op.refs[0].operand) if isinstance(op, GroupOp) else None for op in ops]
-    begins: dict[object, dict[int, int]] = defaultdict(dict)  # step → panel: of all operations, and of each group's
+    begins: dict[object, list[int]] = defaultdict(list)  # the panels that count for each key: all of them for None
+    turns: dict[object, int] = {}  # (key, step) → which of these
     for op, key in zip(ops, keys, strict=True):
-        begins[key].setdefault(op.step, begins[None].setdefault(op.step, len(begins[None])))
-    turns = {key: {step: n for n, step in enumerate(panels)} for key, panels in begins.items()}
-    counted = {key: list(panels.values()) for key, panels in begins.items()}
+        for each in dict.fromkeys((None, key)):
+            if (each, op.step) not in turns:
+                turns[each, op.step] = len(begins[each])
+                begins[each].append(turns[None, op.step])
     keyed = []
     panel = 0
     for op, key in zip(ops, keys, strict=True):
-        panel = max(panel, begins[None][op.step])  # a sum that was held back belongs to a panel before this one
+        panel = max(panel, turns[None, op.step])  # a sum that was held back belongs to a panel before this one
         ahead = op.ahead(depth)
-        turn = turns[key][op.step] - (ahead or 0)
-        begin = panel if ahead is None else counted[key][turn] if turn >= 0 else turn
+        turn = turns[key, op.step] - (ahead or 0)
+        begin = panel if ahead is None else begins[key][turn] if turn >= 0 else turn
         keyed.append(((begin, ahead is None, -panel), op))  # what is for later panels first
     return [op for _, op in sorted(keyed, key=lambda pair: pair[0])]
 

@@ -64,19 +64,15 @@ class Channel:
 
     def broadcast(self, owner: int, boxes: Sequence[Box], upright: bool) -> GroupTransfer:
         """`boxes` of the owner to those of all the others. `upright`: rows are sent one after the other."""
+        if len(self.ranks) <= FLAT:
+            mine, theirs = (boxes, ()) if owner == self.rank else ((), [(owner, box) for box in boxes])
+            return self._directly(mine, theirs, upright, BROADCAST)
         transfer = GroupTransfer()
-        root, size = self.ranks.index(owner), len(self.ranks)
-        others = [member for member in range(size) if member != root]
         for box in boxes:
             spec, words = transfer.placed(box, upright)
             if owner != self.rank:
                 transfer.counts.append(partial(self.count, owner, words))
-            if size > FLAT:
-                transfer.calls.append(partial(self.comm.Ibcast, spec, root))
-            elif owner != self.rank:
-                transfer.calls.append(partial(self.comm.Irecv, spec, root, BROADCAST))
-            else:
-                transfer.calls += [partial(self.comm.Isend, spec, member, BROADCAST) for member in others]
+            transfer.calls.append(partial(self.comm.Ibcast, spec, self.ranks.index(owner)))
         return transfer
 
     def gather(self, mine: Iterable[Box], theirs: Iterable[tuple[int, Box]], upright: bool) -> GroupTransfer:
@@ -85,17 +81,22 @@ class Channel:
         Sent to each directly: Open MPI 5.0 takes MPI_Ialltoallw with both buffers at one address, as where a rank's
         own part lies in the result, for MPI_IN_PLACE (it hangs, or moves nothing), and displacements of 31 bits only.
         """
+        return self._directly(mine, theirs, upright, GATHER)
+
+    def _directly(
+        self, mine: Iterable[Box], theirs: Iterable[tuple[int, Box]], upright: bool, tag: int
+    ) -> GroupTransfer:
         transfer = GroupTransfer()
         for owner, box in theirs:
             spec, words = transfer.placed(box, upright)
             transfer.counts.append(partial(self.count, owner, words))
             if words:
-                transfer.calls.append(partial(self.comm.Irecv, spec, self.ranks.index(owner), GATHER))
+                transfer.calls.append(partial(self.comm.Irecv, spec, self.ranks.index(owner), tag))
         others = [member for member in range(len(self.ranks)) if self.ranks[member] != self.rank]
         for box in mine:
             spec, words = transfer.placed(box, upright)
             if words:
-                transfer.calls += [partial(self.comm.Isend, spec, member, GATHER) for member in others]
+                transfer.calls += [partial(self.comm.Isend, spec, member, tag) for member in others]
         return transfer
 
     def shift(self, mine: Box, to: int, theirs: Box, source: int, upright: bool, tag: int) -> GroupTransfer:

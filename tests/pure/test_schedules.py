@@ -96,10 +96,15 @@ class Run:
 
 def run(case: Case, seed: int = 0) -> Outcome:
     """Lower, verify and interpret a case."""
-    schedule = kept(lower(case.row, case.problem, case.tuning))
+    return Run(case, proved(case.row, case.problem, case.tuning)).interpret(seed)
+
+
+def proved(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning) -> Schedule:
+    """Lower and verify."""
+    schedule = kept(lower(algorithm, problem, tuning))
     verify(schedule)
     prove(schedule)
-    return Run(case, schedule).interpret(seed)
+    return schedule
 
 
 # -- the product ----------------------------------------------------------------------------------
@@ -440,9 +445,7 @@ def test_whatever_the_planner_may_choose_is_proved(
     with limits(changed):
         for each in candidates(request):
             if not each.rejected and each.layouts is not None:
-                schedule = kept(lower(each.algorithm, placed_problem(request, each.layouts, each.copied), tuning))
-                verify(schedule)
-                prove(schedule)
+                proved(each.algorithm, placed_problem(request, each.layouts, each.copied), tuning)
 
 
 # -- found by the properties above -------------------------------------------------------------------
@@ -466,9 +469,7 @@ def test_ranks_of_a_node_make_the_calls_of_their_groups_in_one_order(
     with limits({"LEAST": 0}):
         (found,) = (each for each in candidates(request) if each.algorithm.name == name)
         assert found.layouts
-        schedule = kept(lower(found.algorithm, placed_problem(request, found.layouts), Tuning(4)))
-        verify(schedule)
-        prove(schedule)
+        proved(found.algorithm, placed_problem(request, found.layouts), Tuning(4))
 
 
 def test_redistribution_into_summands_verifies() -> None:
